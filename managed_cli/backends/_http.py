@@ -1,0 +1,263 @@
+"""One HTTP client per server, and the only place that knows httpx.
+
+Sent again: no connection, a connection lost before the reply was whole, and the statuses in `RETRIED_STATUSES`.
+Everything else is final. There is no read timeout unless one is asked for: cutting long generations would skew
+what is recorded.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import ipaddress
+import random
+import urllib.parse
+from collections.abc import Mapping
+from typing import Any, TypeVar
+
+import httpx
+import httpx_aiohttp
+import msgspec
+
+from managed_cli.errors import ConfigError, ServerContractError, ServerRefused, ServerUnreachable
+
+RETRIED_STATUSES = frozenset({408, 425, 429, 502, 503, 504})
+"""Statuses that say "not now": request timeout, too early, too many, bad gateway, unavailable, gateway timeout."""
+
+DEFAULT_ATTEMPTS = 6
+"""Sends of one request before it counts as failed: about 30 s of back-off."""
+
+FIRST_BACKOFF_SECONDS = 0.5
+LONGEST_BACKOFF_SECONDS = 15.0
+LONGEST_RETRY_AFTER_SECONDS = 60.0
+"""A server's own Retry-After is honoured up to here."""
+
+CONNECT_TIMEOUT_SECONDS = 10.0
+"""A host that does not accept a connection in this time counts as down."""
+
+SHOWN_BODY_CHARACTERS = 300
+"""How much of a strange reply an error message quotes."""
+
+T = TypeVar("T")
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Reply:
+    """A 2xx reply: its bytes, and how many sends it took."""
+
+    body: bytes
+    attempts: int
+
+
+class HttpClient:
+    """Requests to one server, with its key, its retries and its error messages.
+
+    Args:
+        label: how messages name the server, e.g. `vllm at http://127.0.0.1:8000`.
+        api_key: sent as a bearer token; never shown.
+        timeout: seconds to wait for a reply's bytes; None waits as long as the server generates.
+        attempts: sends of one request before it fails.
+        max_connections: connections kept open at once.
+    """
+
+    def __init__(
+        self,
+        base_url: str,
+        *,
+        label: str,
+        api_key: str | None = None,
+        timeout: float | None = None,
+        attempts: int = DEFAULT_ATTEMPTS,
+        max_connections: int = 1024,
+    ) -> None:
+        self.base_url = normalised_base_url(base_url)
+        self.label = label
+        self._attempts = attempts
+        self._headers = {"content-type": "application/json"}
+        if api_key:
+            self._headers["authorization"] = f"Bearer {api_key}"
+        self._timeout = httpx.Timeout(connect=CONNECT_TIMEOUT_SECONDS, read=timeout, write=timeout, pool=None)
+        self._limits = httpx.Limits(max_connections=max_connections, max_keepalive_connections=max_connections)
+        self._client: httpx.AsyncClient | None = None
+
+    def _open_client(self) -> httpx.AsyncClient:
+        if self._client is None:
+            self._client = httpx_aiohttp.HttpxAiohttpClient(
+                base_url=self.base_url,
+                headers=self._headers,
+                timeout=self._timeout,
+                limits=self._limits,
+                # A proxy from the environment is meant for hosts outside, never for loopback.
+                trust_env=not is_loopback(self.base_url),
+            )
+        return self._client
+
+    async def get(self, path: str, *, attempts: int | None = None) -> Reply:
+        """The 2xx reply to GET `path`. Errors as `post`."""
+        return await self._request("GET", path, None, attempts=attempts)
+
+    async def post(self, path: str, payload: object, *, attempts: int | None = None) -> Reply:
+        """The 2xx reply to POST `path` with `payload` as JSON.
+
+        Raises:
+            ServerUnreachable: no connection, or it was lost, at every attempt.
+            ServerRefused: any other status than 2xx, after retries where they are due.
+        """
+        return await self._request("POST", path, msgspec.json.encode(payload), attempts=attempts)
+
+    async def _request(self, method: str, path: str, content: bytes | None, *, attempts: int | None) -> Reply:
+        client = self._open_client()
+        last_attempt = attempts or self._attempts
+        for attempt in range(1, last_attempt + 1):
+            wait: float | None = None
+            try:
+                response = await client.request(method, path, content=content)
+            except (httpx.TransportError, OSError) as error:
+                if attempt == last_attempt:
+                    raise self._unreachable(error, path) from error
+            except httpx.HTTPError as error:
+                raise self._unreachable(error, path) from error
+            else:
+                if response.is_success:
+                    return Reply(response.content, attempt)
+                if response.status_code not in RETRIED_STATUSES or attempt == last_attempt:
+                    raise self._refusal(response, path)
+                wait = _retry_after(response.headers)
+            await asyncio.sleep(wait if wait is not None else _backoff(attempt))
+        raise AssertionError("unreachable: the last attempt returns or raises")
+
+    def _unreachable(self, error: Exception, path: str) -> ServerUnreachable:
+        reason = str(error) or type(error).__name__
+        return ServerUnreachable(
+            f"{self.label} cannot be reached",
+            details=[f"{path}: {reason}"],
+            hint="start it, or name another with --base-url; --wait-for-server SECONDS waits for one that is loading",
+        )
+
+    def _refusal(self, response: httpx.Response, path: str) -> ServerRefused:
+        hint = None
+        if response.status_code in (401, 403):
+            hint = "name the environment variable that holds the server's API key with --api-key-env"
+        return ServerRefused(
+            f"{self.label} answered {path} with HTTP {response.status_code}",
+            status=response.status_code,
+            details=[error_message_in(response.content)],
+            hint=hint,
+        )
+
+    def decode(self, body: bytes, type: type[T], *, what: str) -> T:
+        """`body` as JSON of the given type.
+
+        Raises:
+            ServerContractError: it is not JSON, or a field is missing or of another type.
+        """
+        try:
+            return msgspec.json.decode(body, type=type)
+        except (msgspec.DecodeError, UnicodeDecodeError) as error:
+            raise ServerContractError(
+                f"{self.label} sent {what} that cannot be read: {error}",
+                details=[f"the reply begins: {shown_body(body)}"],
+                hint="is --server-type right for the server at this address?",
+            ) from error
+
+    async def aclose(self) -> None:
+        """Close every connection."""
+        if self._client is not None:
+            await self._client.aclose()
+            self._client = None
+
+
+class SyncHttpClient:
+    """Small blocking requests to one server, for code that runs in a thread (a tokenizer behind endpoints)."""
+
+    def __init__(self, base_url: str, *, label: str, api_key: str | None = None) -> None:
+        headers = {"content-type": "application/json"}
+        if api_key:
+            headers["authorization"] = f"Bearer {api_key}"
+        self.label = label
+        self._client = httpx.Client(
+            base_url=normalised_base_url(base_url),
+            headers=headers,
+            timeout=httpx.Timeout(None, connect=CONNECT_TIMEOUT_SECONDS),
+            trust_env=not is_loopback(base_url),
+        )
+
+    def post(self, path: str, payload: Mapping[str, object]) -> Any:  # Any: JSON of any shape
+        """The JSON reply to POST `path`.
+
+        Raises:
+            ServerUnreachable, ServerRefused, ServerContractError: as their names say.
+        """
+        try:
+            response = self._client.post(path, content=msgspec.json.encode(payload))
+        except httpx.HTTPError as error:
+            raise ServerUnreachable(f"{self.label} cannot be reached", details=[f"{path}: {error}"]) from error
+        if not response.is_success:
+            raise ServerRefused(
+                f"{self.label} answered {path} with HTTP {response.status_code}",
+                status=response.status_code,
+                details=[error_message_in(response.content)],
+            )
+        try:
+            return msgspec.json.decode(response.content)
+        except msgspec.DecodeError as error:
+            raise ServerContractError(f"{self.label} answered {path} with something that is not JSON") from error
+
+    def close(self) -> None:
+        """Close every connection."""
+        self._client.close()
+
+
+def normalised_base_url(base_url: str) -> str:
+    """`base_url` without a trailing slash or a trailing `/v1`, which the endpoints add themselves.
+
+    Raises:
+        ConfigError: it is not an http(s) URL with a host.
+    """
+    parts = urllib.parse.urlsplit(base_url)
+    if parts.scheme not in ("http", "https") or not parts.hostname:
+        raise ConfigError(
+            f"--base-url {base_url!r} is not an http:// or https:// address", hint="write it as http://HOST:PORT"
+        )
+    return base_url.rstrip("/").removesuffix("/v1")
+
+
+def is_loopback(base_url: str) -> bool:
+    """Whether the URL's host is this machine."""
+    host = urllib.parse.urlsplit(base_url).hostname or ""
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+def error_message_in(body: bytes) -> str:
+    """What an error body says, in one line, whichever of the servers' shapes it has."""
+    try:
+        value = msgspec.json.decode(body)
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        return shown_body(body) or "(an empty reply)"
+    for key in ("error", "message", "detail"):
+        if isinstance(value, dict) and value.get(key):
+            value = value[key]
+    return " ".join(str(value).split())[: 2 * SHOWN_BODY_CHARACTERS]
+
+
+def shown_body(body: bytes) -> str:
+    """The beginning of a reply as printable text on one line."""
+    text = " ".join(body[: 2 * SHOWN_BODY_CHARACTERS].decode("utf-8", "replace").split())
+    return "".join(character if character.isprintable() else "�" for character in text)[:SHOWN_BODY_CHARACTERS]
+
+
+def _backoff(attempt: int) -> float:
+    """Seconds before the next send: doubling, capped, jittered so that clients do not return in step."""
+    ceiling = min(LONGEST_BACKOFF_SECONDS, FIRST_BACKOFF_SECONDS * 2.0 ** (attempt - 1))
+    return random.uniform(0.5, 1.0) * ceiling
+
+
+def _retry_after(headers: Mapping[str, str]) -> float | None:
+    """Seconds the server asks to wait, capped; None when it does not say in seconds."""
+    value = headers.get("retry-after", "")
+    return min(float(value), LONGEST_RETRY_AFTER_SECONDS) if value.isdigit() else None

@@ -1,0 +1,275 @@
+"""What every server type offers, and the checks that hold for all of them.
+
+Rules, each for one sampled choice of C tokens:
+- it has exactly C ids and C logprobs;
+- a logprob is finite and at most 0 (tolerance 1e-6); -inf in any spelling fails the choice, unless it is to be kept;
+- an id is inside the vocabulary.
+And for the reply: as many choices as asked for, and the prompt it echoes is the prompt that was sent.
+What breaks a rule is never repaired: the reply is refused whole.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import math
+import time
+from collections.abc import Sequence
+from typing import ClassVar, Protocol
+
+from managed_cli.backends._http import DEFAULT_ATTEMPTS, HttpClient
+from managed_cli.errors import PromptRejected, ServerContractError, ServerError, ServerRefused, ServerUnreachable
+from managed_cli.types import (
+    LOGPROB_TOLERANCE,
+    Generation,
+    GenerationReply,
+    LogprobsMode,
+    PromptLogprobs,
+    SamplingParams,
+    ServerInfo,
+)
+
+MINUS_INF_FLOOR = -9998.0
+"""At or below it a logprob stands for -inf: vLLM writes -9999.0, SGLang -3.4e38. Real logits come nowhere near."""
+
+HEALTH_POLL_SECONDS = 1.0
+"""How often a server that is still loading is asked again."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class BackendConfig:
+    """How to speak to one server.
+
+    Attributes:
+        model: name to send; None takes the one the server has.
+        timeout: seconds to wait for a reply; None waits for ever.
+        keep_nonfinite: record -inf on a sampled position instead of failing the sample.
+        max_connections: requests in flight at most.
+    """
+
+    base_url: str
+    model: str | None = None
+    api_key: str | None = dataclasses.field(default=None, repr=False)
+    timeout: float | None = None
+    attempts: int = DEFAULT_ATTEMPTS
+    keep_nonfinite: bool = False
+    max_connections: int = 1024
+
+
+class Backend(Protocol):
+    """One inference server: token ids in, token ids and logprobs out."""
+
+    @property
+    def server_type(self) -> str: ...
+    @property
+    def base_url(self) -> str: ...
+    @property
+    def info(self) -> ServerInfo: ...
+
+    async def wait_until_ready(self, seconds: float) -> None:
+        """Return once the server is up; raise ServerUnreachable when it is not within `seconds`."""
+        ...
+
+    async def probe(self) -> ServerInfo:
+        """What the server says of itself; kept as `info`."""
+        ...
+
+    async def tokenize(self, text: str, *, add_special_tokens: bool) -> list[int] | None:
+        """The server's own ids of `text`; None where it has no way to tell."""
+        ...
+
+    async def generate(self, prompt_ids: Sequence[int], sampling: SamplingParams) -> GenerationReply:
+        """`sampling.n` choices for one prompt."""
+        ...
+
+    async def prompt_logprobs(self, prompt_ids: Sequence[int], top_k: int) -> PromptLogprobs:
+        """Top-k alternatives at every position of the prompt."""
+        ...
+
+    def limit_vocabulary(self, vocab_size: int) -> None:
+        """Refuse ids at or above `vocab_size` from now on, where the server did not name a limit itself."""
+        ...
+
+    def check_sampling(self, sampling: SamplingParams) -> None:
+        """Raise ConfigError for settings that this type of server cannot take."""
+        ...
+
+    async def aclose(self) -> None:
+        """Close the connections."""
+        ...
+
+
+class HttpBackend:
+    """What the HTTP backends share: the client, the readiness wait, and the contract checks."""
+
+    server_type: ClassVar[str]
+    health_path: ClassVar[str] = "/health"
+
+    def __init__(self, config: BackendConfig) -> None:
+        self.config = config
+        self.http = HttpClient(
+            config.base_url,
+            label=f"{self.server_type} at {config.base_url.rstrip('/')}",
+            api_key=config.api_key,
+            timeout=config.timeout,
+            attempts=config.attempts,
+            max_connections=config.max_connections,
+        )
+        self._info: ServerInfo | None = None
+
+    @property
+    def base_url(self) -> str:
+        """The server's address, without a trailing slash."""
+        return self.http.base_url
+
+    @property
+    def label(self) -> str:
+        """How messages name this server."""
+        return self.http.label
+
+    @property
+    def info(self) -> ServerInfo:
+        """What `probe` found."""
+        assert self._info is not None, "probe() comes before the first request"
+        return self._info
+
+    async def wait_until_ready(self, seconds: float) -> None:
+        """Return once the health endpoint answers 2xx.
+
+        Raises:
+            ServerUnreachable: it does not within `seconds` (0: one look).
+            ServerRefused: it answers with an error that waiting will not change.
+        """
+        deadline = time.monotonic() + seconds
+        while True:
+            try:
+                await self.http.get(self.health_path, attempts=1)
+                return
+            except ServerUnreachable:
+                if time.monotonic() >= deadline:
+                    raise
+            except ServerRefused as error:
+                if error.status < 500 or time.monotonic() >= deadline:
+                    raise
+            await asyncio.sleep(HEALTH_POLL_SECONDS)
+
+    def limit_vocabulary(self, vocab_size: int) -> None:
+        """Refuse ids at or above `vocab_size` from now on, where the server did not name a limit itself."""
+        if self.info.vocab_size is None:
+            self._info = dataclasses.replace(self.info, vocab_size=vocab_size)
+
+    def check_sampling(self, sampling: SamplingParams) -> None:
+        """Raise ConfigError for settings that this type of server cannot take; most take all."""
+
+    def admitted(self, prompt_ids: Sequence[int], sampling: SamplingParams) -> SamplingParams:
+        """`sampling` with `max_tokens` cut to what fits behind the prompt.
+
+        Raises:
+            PromptRejected: the prompt is empty, fills the context, or holds an id the model does not have.
+                Such prompts hang or kill some servers, so they are not sent to any.
+        """
+        self.check_prompt_ids(prompt_ids)
+        context_length = self.info.context_length
+        if context_length is None:
+            return sampling
+        room = context_length - len(prompt_ids)
+        if room < 1:
+            raise PromptRejected(
+                f"the prompt has {len(prompt_ids)} tokens, but {self.label} has a context of {context_length}"
+            )
+        return sampling if sampling.max_tokens <= room else dataclasses.replace(sampling, max_tokens=room)
+
+    def check_prompt_ids(self, prompt_ids: Sequence[int]) -> None:
+        """Raise PromptRejected for an empty prompt or an id outside the vocabulary."""
+        if not prompt_ids:
+            raise PromptRejected("the prompt has no tokens")
+        if min(prompt_ids) < 0:
+            raise PromptRejected(f"the prompt holds the negative id {min(prompt_ids)}")
+        vocab_size = self.info.vocab_size
+        if vocab_size is not None and max(prompt_ids) >= vocab_size:
+            raise PromptRejected(
+                f"the prompt holds id {max(prompt_ids)}, but {self.label} has a vocabulary of {vocab_size}"
+            )
+
+    def reply_of(
+        self,
+        sampling: SamplingParams,
+        choices: Sequence[Generation],
+        attempts: int,
+        *,
+        logprobs_mode: LogprobsMode | None = None,
+    ) -> GenerationReply:
+        """The reply, once every choice has passed the checks of this module.
+
+        Raises:
+            ServerContractError: a rule is broken; it names server and choice.
+        """
+        if len(choices) != sampling.n:
+            raise ServerContractError(f"{self.label} sent {len(choices)} choices for n={sampling.n}")
+        checked = tuple(self._checked(index, choice) for index, choice in enumerate(choices))
+        return GenerationReply(
+            choices=checked,
+            sampling=sampling,
+            server=self.base_url,
+            attempts=attempts,
+            logprobs_mode=logprobs_mode or self.info.logprobs_mode,
+        )
+
+    def check_echo(self, sent: Sequence[int], echoed: Sequence[int] | None) -> None:
+        """Raise ServerContractError unless the server worked on exactly the ids that were sent."""
+        if echoed is None:
+            raise ServerContractError(f"{self.label} did not say which prompt ids it used")
+        if list(echoed) != list(sent):
+            where = next(
+                (i for i, (a, b) in enumerate(zip(sent, echoed, strict=False)) if a != b), min(len(sent), len(echoed))
+            )
+            raise ServerContractError(
+                f"{self.label} echoed another prompt than the one sent: {len(echoed)} ids for {len(sent)}, "
+                f"first difference at position {where}"
+            )
+
+    def _checked(self, index: int, choice: Generation) -> Generation:
+        ids, logprobs = choice.token_ids, choice.logprobs
+        if len(ids) != len(logprobs):
+            raise ServerContractError(
+                f"{self.label} sent {len(logprobs)} logprobs for {len(ids)} tokens in choice {index}"
+            )
+        if not ids:
+            return choice
+        vocab_size = self.info.vocab_size
+        if min(ids) < 0 or (vocab_size is not None and max(ids) >= vocab_size):
+            raise ServerContractError(f"{self.label} sent an id outside its vocabulary in choice {index}")
+        plain = min(logprobs) > MINUS_INF_FLOOR and max(logprobs) <= LOGPROB_TOLERANCE and not math.isnan(sum(logprobs))
+        if plain:
+            return choice
+        checked = [self._checked_logprob(index, position, value) for position, value in enumerate(logprobs)]
+        return dataclasses.replace(choice, logprobs=checked)
+
+    def _checked_logprob(self, index: int, position: int, logprob: float) -> float:
+        place = f"at token {position} of choice {index}"
+        if math.isnan(logprob) or logprob > LOGPROB_TOLERANCE:
+            raise ServerContractError(f"{self.label} sent the logprob {logprob} {place}; it must be 0 or less")
+        if logprob > MINUS_INF_FLOOR:
+            return logprob
+        if not self.config.keep_nonfinite:
+            raise ServerContractError(
+                f"{self.label} sent a logprob of -inf {place}, a token it says it could not have sampled",
+                hint="`--nonfinite keep` records such tokens with -inf and counts them",
+            )
+        return -math.inf
+
+    async def aclose(self) -> None:
+        """Close the connections."""
+        await self.http.aclose()
+
+
+def logprob_or_minus_inf(value: float | None) -> float:
+    """A server's null where -inf does not fit into JSON (TRL), as -inf."""
+    return -math.inf if value is None else value
+
+
+def refusal_is_final(error: ServerError) -> bool:
+    """Whether `error` would meet every further request too, so that going on is pointless."""
+    if isinstance(error, ServerUnreachable):
+        return True
+    return isinstance(error, ServerRefused) and error.status in (401, 403, 404)
