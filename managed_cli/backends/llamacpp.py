@@ -189,7 +189,8 @@ class LlamaCppBackend(HttpBackend):
             "top_k": max(sampling.top_k, 0),  # off is 0 here, -1 elsewhere
             "min_p": sampling.min_p,
             "repeat_penalty": sampling.repetition_penalty,
-            "repeat_last_n": -1,  # the penalty covers the whole context, as on other servers
+            # The penalty covers prompt and completion, as on other servers.
+            "repeat_last_n": len(prompt_ids) + sampling.max_tokens,
             "seed": -1 if sampling.seed is None else sampling.seed % 2**32,
             "stop": list(sampling.stop),
             "n_probs": 1,
