@@ -160,6 +160,10 @@ class Tokenizer(Protocol):
     @property
     def over_network(self) -> bool: ...
 
+    def prompt_text(self, text: str) -> str:
+        """A text prompt as the model sees it: with the text of BOS in front, once, where the model has one."""
+        ...
+
     def encode_prompt(self, text: str) -> list[int]:
         """Ids of a prompt that stands at the start of the context: BOS once, where the model has one."""
         ...

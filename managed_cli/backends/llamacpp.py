@@ -101,6 +101,9 @@ class _Props(msgspec.Struct):
     default_generation_settings: _Settings
     total_slots: int
     build_info: str = ""
+    chat_template: str = ""
+    bos_token: str = ""
+    eos_token: str = ""
 
 
 class _Tokens(msgspec.Struct):
@@ -112,6 +115,9 @@ class LlamaCppBackend(HttpBackend):
 
     server_type: ClassVar[str] = "llamacpp"
     slots: int = 1
+    chat_template: str = ""
+    bos_token: str = ""
+    eos_token: str = ""
     _harmless_id: int | None = None
 
     async def probe(self) -> ServerInfo:
@@ -134,6 +140,7 @@ class LlamaCppBackend(HttpBackend):
                 hint="leave --model away to use what the server has",
             )
         self.slots = max(1, props.total_slots)
+        self.chat_template, self.bos_token, self.eos_token = props.chat_template, props.bos_token, props.eos_token
         self._info = ServerInfo(
             server_type=self.server_type,
             base_url=self.base_url,

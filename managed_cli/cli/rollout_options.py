@@ -1,0 +1,87 @@
+"""The options of `rollout` as one `RolloutConfig`."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from typing import Any
+
+from pydantic import SecretStr
+
+from managed_cli.errors import ConfigError
+from managed_cli.managed.config import APIServerConfig
+from managed_cli.managed.sampling import checked_sampling
+from managed_cli.rollout.config import RolloutConfig
+from managed_cli.rollout.samples import InputOptions
+
+
+def rollout_config(options: Mapping[str, Any]) -> RolloutConfig:  # Any: values that click has converted
+    """The run that these options mean.
+
+    Raises:
+        ConfigError: options that cannot be meant, alone or together.
+    """
+    sampling = checked_sampling(
+        n=options["n"],
+        max_tokens=options["max_tokens"],
+        temperature=options["temperature"],
+        top_p=options["top_p"],
+        top_k=options["top_k"],
+        min_p=options["min_p"],
+        repetition_penalty=options["repetition_penalty"],
+        seed=options["seed"],
+        stop=options["stop"],
+        stop_token_ids=options["stop_token_id"],
+    )
+    return RolloutConfig(
+        out=options["out"],
+        server=_server_config(options),
+        sampling=sampling,
+        input=InputOptions(
+            prompt_field=options["prompt_field"],
+            id_field=options["id_field"],
+            system=options["system"],
+            limit=options["limit"],
+            sampling=sampling,
+        ),
+        max_total_tokens=options["max_total_tokens"],
+        concurrency=options["concurrency"],
+        rows_per_shard=options["rows_per_shard"],
+        grace_seconds=options["grace"],
+        overwrite=options["overwrite"],
+        history=options["history"],
+        track_tree=options["track_tree"],
+    )
+
+
+def _server_config(options: Mapping[str, Any]) -> APIServerConfig:  # Any: as above
+    server_type = options["server_type"]
+    if server_type == "local" and options["base_url"]:
+        raise ConfigError(
+            "--base-url names a server, but the embedded engine has no address",
+            hint="say what runs there: --server-type vllm, sglang, trl or llamacpp",
+        )
+    settings: dict[str, Any] = {  # Any: fields of the config
+        "server_type": server_type,
+        "base_url": options["base_url"],
+        "model_name": options["model"],
+        "tokenizer_name": options["tokenizer"],
+        "api_key": _api_key(options["api_key_env"]),
+        "wait_for_server": options["wait_for_server"],
+        "context_length": options["context_length"],
+        "nonfinite": options["nonfinite"],
+    }
+    if options["concurrency"] is not None:
+        settings["max_connections"] = options["concurrency"] + 8  # room for checks beside the samples
+        if server_type == "local":
+            settings["slots"] = options["concurrency"]
+    return APIServerConfig(**settings)
+
+
+def _api_key(variable: str | None) -> SecretStr | None:
+    if variable is None:
+        return None
+    value = os.environ.get(variable)
+    if not value:
+        raise ConfigError(f"--api-key-env {variable}: that environment variable is not set")
+    return SecretStr(value)

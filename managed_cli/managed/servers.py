@@ -1,0 +1,286 @@
+"""Servers as users of the Python API hold them: made from a config, prepared once, opened as managed contexts."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Mapping, Sequence
+from typing import Any, ClassVar, Self
+
+from managed_cli.backends.base import Backend
+from managed_cli.backends.embedded import EmbeddedBackend
+from managed_cli.backends.llamacpp import LlamaCppBackend
+from managed_cli.backends.registry import make_backend
+from managed_cli.errors import ConfigError, TokenizerError
+from managed_cli.managed.config import APIServerConfig, ServerType
+from managed_cli.managed.server import History, ManagedServer
+from managed_cli.tokenizers import (
+    PROBE_TEXTS,
+    HuggingFaceTokenizer,
+    LlamaCppTokenizer,
+    first_disagreement,
+    load_tokenizer,
+)
+from managed_cli.types import ServerInfo, Tokenizer
+
+
+class Server:
+    """One inference server; the first use connects, checks it and loads its tokenizer.
+
+    Args:
+        config: how to reach it; a subclass for one server type may be given keywords instead.
+
+    Raises (on first use):
+        ServerUnreachable, ServerRefused, ServerContractError: it is down, says no, or is something else.
+        TokenizerError: no tokenizer, or one whose ids are not the server's.
+    """
+
+    server_type: ClassVar[ServerType | None] = None
+
+    def __init__(self, config: APIServerConfig | None = None, **settings: Any) -> None:  # Any: fields of the config
+        if config is None:
+            config = APIServerConfig(**{"server_type": self.server_type or "local", **settings})
+        elif settings:
+            raise ConfigError("give either a config or its fields, not both")
+        if self.server_type is not None and config.server_type != self.server_type:
+            raise ConfigError(f"{type(self).__name__} cannot take a config for {config.server_type!r}")
+        self.config = config
+        self.outstanding = 0
+        self._backend: Backend | None = None
+        self._tokenizer: Tokenizer | None = None
+        self._preparing = asyncio.Lock()
+
+    @property
+    def backend(self) -> Backend:
+        """The wire side of it, once prepared."""
+        assert self._backend is not None, "prepare() comes first"
+        return self._backend
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        """Its tokenizer, once prepared."""
+        assert self._tokenizer is not None, "prepare() comes first"
+        return self._tokenizer
+
+    @property
+    def info(self) -> ServerInfo:
+        """What it says of itself, once prepared."""
+        return self.backend.info
+
+    async def prepare(self) -> Self:
+        """Connect, wait for readiness, learn model and context, load the tokenizer, compare ids. Once."""
+        if self._tokenizer is not None:
+            return self
+        async with self._preparing:
+            if self._tokenizer is not None:
+                return self
+            if self._backend is None:
+                self._backend = await self._connected()
+            await self._backend.wait_until_ready(self.config.wait_for_server)
+            info = await self._backend.probe()
+            tokenizer = await asyncio.to_thread(self._loaded_tokenizer, self._backend, info)
+            await check_tokenizer(self._backend, tokenizer)
+            self._backend.limit_vocabulary(tokenizer.vocab_size)
+            self._backend.know_end_tokens(tokenizer.eos_token_ids)
+            self._tokenizer = tokenizer
+        return self
+
+    async def _connected(self) -> Backend:
+        if self.config.server_type == "local":
+            return await EmbeddedBackend.start(self.config.engine_config())
+        return make_backend(self.config.server_type, self.config.backend_config())
+
+    def _loaded_tokenizer(self, backend: Backend, info: ServerInfo) -> Tokenizer:
+        if self.config.tokenizer_name is not None:
+            return load_tokenizer(self.config.tokenizer_name)
+        if isinstance(backend, LlamaCppBackend):
+            return llamacpp_tokenizer(backend)
+        names = list(dict.fromkeys(name for name in (info.tokenizer_name, info.model) if name))
+        return first_loadable(names, backend)
+
+    @contextlib.asynccontextmanager
+    async def managed_server(
+        self,
+        tokenizer: Any = None,  # Any: one of ours, or a transformers tokenizer
+        track_tree: bool = False,
+        history: History = "template",
+        metadata: Mapping[str, Any] | None = None,  # Any: JSON values
+    ) -> AsyncIterator[ManagedServer]:
+        """A fresh context on this server; leaving the block ends it."""
+        await self.prepare()
+        managed = ManagedServer(
+            self.backend,
+            self.tokenizer if tokenizer is None else as_tokenizer(tokenizer),
+            track_tree=track_tree,
+            history=history,
+            metadata=metadata,
+        )
+        self.outstanding += 1
+        try:
+            yield managed
+        finally:
+            self.outstanding -= 1
+            managed.close()
+
+    async def aclose(self) -> None:
+        """Close the connections, and end an embedded engine."""
+        backend, self._backend = self._backend, None
+        tokenizer, self._tokenizer = self._tokenizer, None
+        if isinstance(tokenizer, LlamaCppTokenizer):
+            tokenizer.close()
+        if backend is not None:
+            await backend.aclose()
+
+    async def __aenter__(self) -> Self:
+        try:
+            return await self.prepare()
+        except BaseException:
+            await self.aclose()
+            raise
+
+    async def __aexit__(self, *exc_info: object) -> None:
+        await self.aclose()
+
+
+class VLLMServer(Server):
+    """A `vllm serve`."""
+
+    server_type = "vllm"
+
+
+class SGLangServer(Server):
+    """An SGLang server."""
+
+    server_type = "sglang"
+
+
+class TrlVllmServer(Server):
+    """A `trl vllm-serve`, in either of its dialects."""
+
+    server_type = "trl"
+
+
+class LlamaCppServer(Server):
+    """A llama.cpp server that runs elsewhere."""
+
+    server_type = "llamacpp"
+
+
+class LocalServer(Server):
+    """The embedded engine."""
+
+    server_type = "local"
+
+
+SERVER_CLASSES: dict[str, type[Server]] = {
+    "vllm": VLLMServer,
+    "sglang": SGLangServer,
+    "trl": TrlVllmServer,
+    "llamacpp": LlamaCppServer,
+    "local": LocalServer,
+}
+
+
+def server_for(config: APIServerConfig) -> Server:
+    """The server class that belongs to `config.server_type`."""
+    return SERVER_CLASSES[config.server_type](config)
+
+
+class ServerManager:
+    """Several servers of one model; each context goes to the one with the fewest open and stays there."""
+
+    def __init__(self, configs: APIServerConfig | Sequence[APIServerConfig]) -> None:
+        given = [configs] if isinstance(configs, APIServerConfig) else list(configs)
+        if not given:
+            raise ConfigError("a ServerManager needs at least one server")
+        self.servers = [server_for(config) for config in given]
+
+    @contextlib.asynccontextmanager
+    async def managed_server(
+        self,
+        tokenizer: Any = None,  # Any: one of ours, or a transformers tokenizer
+        track_tree: bool = False,
+        history: History = "template",
+        metadata: Mapping[str, Any] | None = None,  # Any: JSON values
+    ) -> AsyncIterator[ManagedServer]:
+        """A fresh context on the least busy server; leaving the block ends it."""
+        server = min(self.servers, key=lambda candidate: candidate.outstanding)
+        async with server.managed_server(tokenizer, track_tree, history, metadata) as managed:
+            yield managed
+
+    async def aclose(self) -> None:
+        """Close every server."""
+        for server in self.servers:
+            await server.aclose()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *exc_info: object) -> None:
+        await self.aclose()
+
+
+def as_tokenizer(tokenizer: Any) -> Tokenizer:  # Any: one of ours, or a transformers tokenizer
+    """`tokenizer` with the methods that tracking needs; a transformers tokenizer is wrapped."""
+    if hasattr(tokenizer, "encode_suffix"):
+        known: Tokenizer = tokenizer
+        return known
+    return HuggingFaceTokenizer(str(getattr(tokenizer, "name_or_path", "tokenizer")), tokenizer)
+
+
+def llamacpp_tokenizer(backend: LlamaCppBackend) -> LlamaCppTokenizer:
+    """The tokenizer inside the llama.cpp server behind `backend`."""
+    vocab_size = backend.info.vocab_size
+    if vocab_size is None:
+        raise TokenizerError(f"{backend.label} does not say how large its vocabulary is")
+    return LlamaCppTokenizer(
+        backend.base_url,
+        label=backend.label,
+        api_key=backend.config.api_key,
+        vocab_size=vocab_size,
+        chat_template=backend.chat_template,
+        bos_token=backend.bos_token,
+        eos_token=backend.eos_token,
+    )
+
+
+def first_loadable(names: Sequence[str], backend: Backend) -> HuggingFaceTokenizer:
+    """The first of `names` that loads here.
+
+    Raises:
+        TokenizerError: none does; it says what was tried.
+    """
+    failures = []
+    for name in names:
+        try:
+            return load_tokenizer(name)
+        except TokenizerError as error:
+            failures.append(f"{name}: {error.details[0] if error.details else error}")
+    tried = failures or ["the server does not name its tokenizer"]
+    raise TokenizerError(
+        f"no tokenizer for the {backend.server_type} server at {backend.base_url}",
+        details=tried,
+        hint="name one that this machine can load with --tokenizer: a directory, or a Hugging Face name",
+    )
+
+
+async def check_tokenizer(backend: Backend, tokenizer: Tokenizer) -> None:
+    """Return when the server's ids of some telling texts are ours, or when it has no way to tell.
+
+    Raises:
+        TokenizerError: they differ; the first difference is shown.
+    """
+    if tokenizer.over_network:
+        return  # it is the server's own
+    for text in PROBE_TEXTS:
+        theirs = await backend.tokenize(text, add_special_tokens=False)
+        if theirs is None:
+            return
+        difference = first_disagreement(tokenizer, text, theirs)
+        if difference is not None:
+            raise TokenizerError(
+                f"the tokenizer {tokenizer.name} is not the one of the {backend.server_type} server "
+                f"at {backend.base_url}",
+                details=[difference],
+                hint="name the model's own tokenizer with --tokenizer",
+            )

@@ -1,0 +1,76 @@
+"""Counters of a run, as progress lines and summaries show them."""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from typing import Any
+
+
+@dataclasses.dataclass(slots=True)
+class Progress:
+    """How far a run is. Times are seconds of `time.monotonic`.
+
+    Attributes:
+        total: samples the run owes.
+        recorded: samples whose rows are recorded or buffered.
+        in_flight: when each sample under way was sent.
+    """
+
+    total: int
+    recorded: int = 0
+    failed: int = 0
+    rows: int = 0
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
+    finish_reasons: dict[str, int] = dataclasses.field(default_factory=dict)
+    fork_reasons: dict[str, int] = dataclasses.field(default_factory=dict)
+    failure_classes: dict[str, int] = dataclasses.field(default_factory=dict)
+    in_flight: dict[str, float] = dataclasses.field(default_factory=dict)
+    started: float = dataclasses.field(default_factory=time.monotonic)
+
+    @property
+    def done(self) -> int:
+        """Samples that are settled, one way or the other."""
+        return self.recorded + self.failed
+
+    @property
+    def seconds(self) -> float:
+        """Since the start."""
+        return time.monotonic() - self.started
+
+    def tokens_per_second(self) -> float:
+        """Completion tokens per second since the start."""
+        return self.completion_tokens / max(self.seconds, 1e-9)
+
+    def eta_seconds(self) -> float | None:
+        """Seconds until the last sample is settled, at the pace so far; None before the first is."""
+        if not self.done:
+            return None
+        return self.seconds / self.done * (self.total - self.done)
+
+    def oldest_request_seconds(self) -> float | None:
+        """Age of the sample that is under way the longest; None without any."""
+        return time.monotonic() - min(self.in_flight.values()) if self.in_flight else None
+
+    def count_failure(self, error: BaseException) -> None:
+        """One more sample that failed."""
+        self.failed += 1
+        name = type(error).__name__
+        self.failure_classes[name] = self.failure_classes.get(name, 0) + 1
+
+    def to_json(self) -> dict[str, Any]:  # Any: JSON values
+        """The counts, for `--json`."""
+        return {
+            "samples": self.total,
+            "recorded": self.recorded,
+            "failed": self.failed,
+            "rows": self.rows,
+            "prompt_tokens": self.prompt_tokens,
+            "completion_tokens": self.completion_tokens,
+            "finish_reasons": dict(sorted(self.finish_reasons.items())),
+            "fork_reasons": dict(sorted(self.fork_reasons.items())),
+            "failure_classes": dict(sorted(self.failure_classes.items())),
+            "seconds": round(self.seconds, 3),
+            "completion_tokens_per_second": round(self.tokens_per_second(), 1),
+        }

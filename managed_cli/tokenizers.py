@@ -1,0 +1,368 @@
+"""Tokenizers and chat templates: Hugging Face's, and llama.cpp's own behind its endpoints.
+
+Rules that hold for both:
+- BOS stands once: a text prompt gets the one its tokenizer adds, unless the text already begins with it; a rendered
+  chat holds what its template wrote and gets nothing more.
+- A suffix is encoded alone: no BOS, and no dummy space that SentencePiece would put before it.
+- Text comes from ids with special tokens kept, unless a person is to read it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Mapping, Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from managed_cli.backends._http import SyncHttpClient
+from managed_cli.errors import InputError, ManagedCliError, TokenizerError
+from managed_cli.types import Message, Tokenizer
+
+SUFFIX_ANCHORS = ("\n", "¶", "x")
+"""Texts put before a suffix, one after the other, when encoding it alone would add a space: the first whose ids stand
+unchanged in front of the joined encoding is cut off again."""
+
+PROBE_TEXTS = (
+    "Hello world",
+    "  two leading spaces, then\ttab\nnewline\n\nand don't.",
+    "naïve café — 12345.67 ½ ≠ 漢字 🦜🏴",
+    "def f(x):\n    return x**2  # comment",
+    "<|im_start|>user\nhi<|im_end|>\n",
+)
+"""Texts on which two tokenizers that are the same agree, and broken ones differ (spaces, digits, accents, specials)."""
+
+
+class HuggingFaceTokenizer:
+    """A tokenizer of the `transformers` library.
+
+    Args:
+        name: where it was loaded from, for people.
+        tokenizer: a `PreTrainedTokenizerBase`.
+        end_token_ids: further ids that end a turn, beside its own `eos_token_id`.
+        note: what was unusual about loading it, or None.
+    """
+
+    over_network = False
+
+    def __init__(
+        self,
+        name: str,
+        tokenizer: Any,  # Any: transformers publishes no complete types
+        *,
+        end_token_ids: frozenset[int] = frozenset(),
+        note: str | None = None,
+    ) -> None:
+        self.name = name
+        self.note = note
+        self._tokenizer = tokenizer
+        own = tokenizer.eos_token_id
+        self.eos_token_ids = end_token_ids | ({own} if isinstance(own, int) else frozenset())
+
+    @cached_property
+    def vocab_size(self) -> int:
+        """One more than the highest id, added tokens included."""
+        return int(max(len(self._tokenizer), max(self._tokenizer.get_vocab().values()) + 1))
+
+    @cached_property
+    def prompt_prefix(self) -> list[int]:
+        """The ids this tokenizer puts before a text by itself: BOS, or nothing."""
+        with_specials = self._encode("a", add_special_tokens=True)
+        without = self._encode("a", add_special_tokens=False)
+        for start in range(len(with_specials) - len(without) + 1):
+            if with_specials[start : start + len(without)] == without:
+                return with_specials[:start]
+        return []
+
+    @cached_property
+    def _prefix_text(self) -> str:
+        return self.decode(self.prompt_prefix)
+
+    @cached_property
+    def _adds_dummy_space(self) -> bool:
+        ids = self._encode("a", add_special_tokens=False)
+        return ids != self._encode("\na", add_special_tokens=False)[-len(ids) :] or self.decode(ids) != "a"
+
+    def _encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
+        return list(self._tokenizer.encode(text, add_special_tokens=add_special_tokens))
+
+    def prompt_text(self, text: str) -> str:
+        """A text prompt as the model sees it: with the text of BOS in front, once."""
+        prefix = self._prefix_text
+        return text if text.startswith(prefix) else prefix + text
+
+    def encode_prompt(self, text: str) -> list[int]:
+        """Ids of a text prompt, with the tokenizer's BOS in front, once."""
+        prefix = self.prompt_prefix
+        ids = self._encode(text, add_special_tokens=False)
+        return ids if ids[: len(prefix)] == prefix else prefix + ids
+
+    def encode_rendered(self, text: str) -> list[int]:
+        """Ids of what a chat template wrote; nothing is added."""
+        return self._encode(text, add_special_tokens=False)
+
+    def encode_suffix(self, text: str) -> list[int]:
+        """Ids of text that follows other tokens.
+
+        Raises:
+            TokenizerError: the tokenizer always adds a space, and no anchor takes it away.
+        """
+        if not text:
+            return []
+        if not self._adds_dummy_space:
+            return self._encode(text, add_special_tokens=False)
+        for anchor in SUFFIX_ANCHORS:
+            before = self._encode(anchor, add_special_tokens=False)
+            joined = self._encode(anchor + text, add_special_tokens=False)
+            if joined[: len(before)] == before:
+                return joined[len(before) :]
+        raise TokenizerError(f"the tokenizer {self.name} cannot encode a text without putting a space before it")
+
+    def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = False) -> str:
+        """The text of ids; a split UTF-8 character shows as U+FFFD."""
+        return str(
+            self._tokenizer.decode(
+                list(token_ids), skip_special_tokens=skip_special_tokens, clean_up_tokenization_spaces=False
+            )
+        )
+
+    def render_chat(
+        self,
+        messages: Sequence[Message],
+        *,
+        tools: Sequence[Mapping[str, Any]] | None = None,  # Any: JSON schemas
+        add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
+    ) -> str:
+        """The conversation as the chat template writes it.
+
+        Raises:
+            TokenizerError: there is no chat template.
+            InputError: the template refuses the conversation; its own words are given.
+        """
+        if not self._tokenizer.chat_template:
+            raise TokenizerError(
+                f"the tokenizer {self.name} has no chat template",
+                hint="use text prompts (`prompt`), or another tokenizer with --tokenizer",
+            )
+        try:
+            return str(
+                self._tokenizer.apply_chat_template(
+                    [dict(message) for message in messages],
+                    tools=list(tools) if tools else None,
+                    add_generation_prompt=add_generation_prompt and not continue_final_message,
+                    continue_final_message=continue_final_message,
+                    tokenize=False,
+                )
+            )
+        except ManagedCliError:
+            raise
+        except Exception as error:  # a template is code of the model's author: whatever it raises is its refusal
+            raise InputError(f"the chat template of {self.name} refuses this conversation: {error}") from error
+
+    def chat_template_hash(self) -> str | None:
+        """SHA-256 of the chat template, hex; None without one."""
+        template = self._tokenizer.chat_template
+        if not template:
+            return None
+        text = template if isinstance(template, str) else json.dumps(template, sort_keys=True)
+        return hashlib.sha256(text.encode()).hexdigest()
+
+
+class LlamaCppTokenizer:
+    """The tokenizer and chat template inside a llama.cpp server, over its endpoints."""
+
+    over_network = True
+
+    def __init__(
+        self,
+        base_url: str,
+        *,
+        label: str,
+        api_key: str | None,
+        vocab_size: int,
+        chat_template: str,
+        bos_token: str,
+        eos_token: str,
+    ) -> None:
+        self.name = label
+        self.note: str | None = None
+        self.vocab_size = vocab_size
+        self._http = SyncHttpClient(base_url, label=label, api_key=api_key)
+        self._template = chat_template
+        self.eos_token_ids = frozenset(self._special_id(eos_token))
+        self._skipped = self.eos_token_ids | frozenset(self._special_id(bos_token))
+
+    def _special_id(self, text: str) -> list[int]:
+        ids = self._encode(text, add_special=False) if text else []
+        return ids if len(ids) == 1 else []
+
+    def _encode(self, text: str, *, add_special: bool) -> list[int]:
+        reply = self._http.post("/tokenize", {"content": text, "add_special": add_special, "parse_special": True})
+        return [int(token) for token in reply["tokens"]]
+
+    @cached_property
+    def prompt_prefix(self) -> list[int]:
+        """The ids the model puts before a text by itself: BOS, or nothing."""
+        with_specials = self._encode("a", add_special=True)
+        without = self._encode("a", add_special=False)
+        return with_specials[: len(with_specials) - len(without)] if with_specials != without else []
+
+    @cached_property
+    def _prefix_text(self) -> str:
+        return self.decode(self.prompt_prefix)
+
+    def prompt_text(self, text: str) -> str:
+        """A text prompt as the model sees it: with the text of BOS in front, once."""
+        prefix = self._prefix_text
+        return text if text.startswith(prefix) else prefix + text
+
+    def encode_prompt(self, text: str) -> list[int]:
+        """Ids of a text prompt, with BOS in front, once, where the model has one."""
+        prefix = self.prompt_prefix
+        ids = self._encode(text, add_special=False)
+        return ids if ids[: len(prefix)] == prefix else prefix + ids
+
+    def encode_rendered(self, text: str) -> list[int]:
+        """Ids of what the chat template wrote; nothing is added."""
+        return self._encode(text, add_special=False)
+
+    def encode_suffix(self, text: str) -> list[int]:
+        """Ids of text that follows other tokens.
+
+        Raises:
+            TokenizerError: the model's tokenizer puts a space before it that cannot be taken away.
+        """
+        if not text:
+            return []
+        alone = self._encode(text, add_special=False)
+        if self.decode(alone) == text:
+            return alone
+        for anchor in SUFFIX_ANCHORS:
+            before, joined = self._encode(anchor, add_special=False), self._encode(anchor + text, add_special=False)
+            if joined[: len(before)] == before:
+                return joined[len(before) :]
+        raise TokenizerError(f"{self.name} cannot encode a text without putting a space before it")
+
+    def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = False) -> str:
+        """The text of ids; a split UTF-8 character shows as U+FFFD."""
+        ids = [token for token in token_ids if token not in self._skipped] if skip_special_tokens else list(token_ids)
+        return str(self._http.post("/detokenize", {"tokens": ids})["content"]) if ids else ""
+
+    def render_chat(
+        self,
+        messages: Sequence[Message],
+        *,
+        tools: Sequence[Mapping[str, Any]] | None = None,  # Any: JSON schemas
+        add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
+    ) -> str:
+        """The conversation as the model's own chat template writes it.
+
+        Raises:
+            ServerRefused: llama.cpp cannot render it.
+        """
+        payload: dict[str, object] = {
+            "messages": [dict(message) for message in messages],
+            "add_generation_prompt": add_generation_prompt and not continue_final_message,
+        }
+        if tools:
+            payload["tools"] = list(tools)
+        return str(self._http.post("/apply-template", payload)["prompt"])
+
+    def chat_template_hash(self) -> str | None:
+        """SHA-256 of the chat template, hex; None without one."""
+        return hashlib.sha256(self._template.encode()).hexdigest() if self._template else None
+
+    def close(self) -> None:
+        """Close the connections."""
+        self._http.close()
+
+
+def load_tokenizer(name: str) -> HuggingFaceTokenizer:
+    """The Hugging Face tokenizer at a directory or hub name, checked against its own `tokenizer.json`.
+
+    `AutoTokenizer` reads some files unfaithfully (a byte-level `tokenizer.json` under a Llama class loses its spaces);
+    where it does, the file is loaded as it is written and `note` says so.
+
+    Raises:
+        TokenizerError: it cannot be loaded.
+    """
+    os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+    import transformers
+
+    transformers.logging.set_verbosity_error()
+    try:
+        tokenizer = transformers.AutoTokenizer.from_pretrained(name)
+    except Exception as error:  # transformers raises errors of many libraries; each means: cannot be loaded
+        raise _cannot_load(name, error) from error
+    note = None
+    raw = _raw_tokenizer(name)
+    if raw is not None and any(
+        list(tokenizer.encode(text, add_special_tokens=False)) != raw.encode(text, add_special_tokens=False).ids
+        for text in PROBE_TEXTS
+    ):
+        tokenizer = transformers.PreTrainedTokenizerFast.from_pretrained(name)
+        note = "AutoTokenizer does not follow this tokenizer.json, so the file itself is used"
+    return HuggingFaceTokenizer(name, tokenizer, end_token_ids=_generation_end_tokens(name), note=note)
+
+
+def _raw_tokenizer(name: str) -> Any:  # Any: tokenizers publishes no complete types
+    path = _cached_file(name, "tokenizer.json")
+    if path is None:
+        return None
+    import tokenizers
+
+    return tokenizers.Tokenizer.from_file(str(path))
+
+
+def _generation_end_tokens(name: str) -> frozenset[int]:
+    """The end tokens that the model's `generation_config.json` names: servers stop at them all."""
+    path = _cached_file(name, "generation_config.json")
+    if path is None:
+        return frozenset()
+    try:
+        value = json.loads(path.read_text(encoding="utf-8")).get("eos_token_id")
+    except (OSError, ValueError):
+        return frozenset()
+    ids = value if isinstance(value, list) else [value]
+    return frozenset(token for token in ids if isinstance(token, int))
+
+
+def _cached_file(name: str, file: str) -> Path | None:
+    """A file of a tokenizer directory, or of a hub model that is already in the cache; never downloads."""
+    local = Path(name) / file
+    if local.is_file():
+        return local
+    if Path(name).exists() or name.startswith(("/", ".")):
+        return None
+    from huggingface_hub import try_to_load_from_cache
+
+    cached = try_to_load_from_cache(name, file)
+    return Path(cached) if isinstance(cached, str) else None
+
+
+def _cannot_load(name: str, error: Exception) -> TokenizerError:
+    reason = (str(error).strip() or type(error).__name__).splitlines()[0]
+    return TokenizerError(
+        f"the tokenizer {name!r} cannot be loaded here",
+        details=[reason],
+        hint="name one that this machine can load with --tokenizer: a directory, or a Hugging Face name",
+    )
+
+
+def first_disagreement(tokenizer: Tokenizer, text: str, theirs: Sequence[int]) -> str | None:
+    """Where our ids of `text` and a server's differ, in words; None when they are the same."""
+    ours = tokenizer.encode_rendered(text)
+    if ours == list(theirs):
+        return None
+    position = next(
+        (i for i, (a, b) in enumerate(zip(ours, theirs, strict=False)) if a != b), min(len(ours), len(theirs))
+    )
+    return (
+        f"{text!r}: ours has {len(ours)} ids, the server's {len(theirs)}; "
+        f"at position {position} {ours[position : position + 3]} against {list(theirs[position : position + 3])}"
+    )

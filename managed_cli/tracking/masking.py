@@ -1,0 +1,167 @@
+"""Prompt and completion become one row: which positions were sampled, and with which logprob.
+
+Shapes: prompt P tokens, completion C tokens, row T = P + C. A prompt that continues earlier completions carries their
+masks and logprobs along, so what was sampled in an earlier turn stays trainable.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from managed_cli.errors import AlignmentError
+from managed_cli.node import SequenceNode
+from managed_cli.types import IGNORED_TOKEN_ID, MASKED_LOGPROB, Generation, Message
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Span:
+    """One sampled turn inside a row: positions [start, end), as the server ended it.
+
+    Attributes:
+        text: what a person reads: special tokens skipped, cut at a stop string.
+        rescored: positions (in the row) whose logprob came from a second request.
+    """
+
+    start: int
+    end: int
+    text: str
+    finish_reason: str
+    stop_reason: str | int | None = None
+    finish_reason_inferred: bool = False
+    rescored: tuple[int, ...] = ()
+    weight_version: str | None = None
+
+    def to_json(self) -> dict[str, Any]:  # Any: JSON values
+        """The span as it stands in a row's metadata; what is usual is left out."""
+        entry: dict[str, Any] = {
+            "start": self.start,
+            "end": self.end,
+            "finish_reason": self.finish_reason,
+            "stop_reason": self.stop_reason,
+            "text": self.text,
+        }
+        if self.finish_reason_inferred:
+            entry["finish_reason_inferred"] = True
+        if self.rescored:
+            entry["rescored"] = list(self.rescored)
+        if self.weight_version is not None:
+            entry["weight_version"] = self.weight_version
+        return entry
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class PromptEncoding:
+    """The ids to send, and what is known of each. P = len(token_ids) = len(masked_tokens) = len(logprobs).
+
+    Attributes:
+        text: the prompt as it was rendered, BOS included.
+        parent: the node this prompt extends; None for a root.
+        fork_of, fork_reason: the node it looks like a continuation of and does not extend, and why not.
+        spans: earlier sampled turns inside the prompt.
+    """
+
+    text: str
+    token_ids: list[int]
+    masked_tokens: list[int]
+    logprobs: list[float]
+    spans: tuple[Span, ...] = ()
+    parent: TrackedNode | None = None
+    fork_of: str | None = None
+    fork_reason: str | None = None
+
+
+@dataclasses.dataclass(frozen=True, slots=True, eq=False)
+class TrackedNode:
+    """A recorded node with what is needed to recognise its continuation.
+
+    Attributes:
+        prompt_text: the prompt as rendered.
+        continued_text: `prompt_text` and then the text of the completion, special tokens kept.
+        end_token_text: text of the sampled token that ended the completion; empty where none did.
+        conversation: the messages sent and the answer given, for chats; None for text prompts.
+    """
+
+    node_id: str
+    node: SequenceNode
+    spans: tuple[Span, ...]
+    prompt_text: str
+    continued_text: str
+    end_token_text: str
+    conversation: tuple[Message, ...] | None = None
+
+    @property
+    def last_span(self) -> Span:
+        """The completion that this node added."""
+        return self.spans[-1]
+
+    @property
+    def shown_text(self) -> str:
+        """Prompt and completion as a person was given them."""
+        return self.prompt_text + self.last_span.text
+
+
+def root_prompt(text: str, token_ids: Sequence[int]) -> PromptEncoding:
+    """A prompt in which nothing was sampled: every position masked."""
+    return PromptEncoding(
+        text=text,
+        token_ids=list(token_ids),
+        masked_tokens=[IGNORED_TOKEN_ID] * len(token_ids),
+        logprobs=[MASKED_LOGPROB] * len(token_ids),
+    )
+
+
+def extended_prompt(text: str, parent: TrackedNode, suffix_ids: Sequence[int]) -> PromptEncoding:
+    """The parent's row and then a masked suffix; the parent's completions keep their masks and logprobs."""
+    return PromptEncoding(
+        text=text,
+        token_ids=[*parent.node.tokens, *suffix_ids],
+        masked_tokens=[*parent.node.masked_tokens, *([IGNORED_TOKEN_ID] * len(suffix_ids))],
+        logprobs=[*parent.node.logprobs, *([MASKED_LOGPROB] * len(suffix_ids))],
+        spans=parent.spans,
+        parent=parent,
+    )
+
+
+def completion_span(prompt: PromptEncoding, completion: Generation, text: str) -> Span:
+    """Where `completion` will stand in the row, and how it ended."""
+    start = len(prompt.token_ids)
+    return Span(
+        start=start,
+        end=start + len(completion.token_ids),
+        text=text,
+        finish_reason=completion.finish_reason,
+        stop_reason=completion.stop_reason,
+        finish_reason_inferred=completion.finish_reason_inferred,
+        rescored=tuple(start + position for position in completion.rescored),
+        weight_version=completion.weight_version,
+    )
+
+
+def join_prompt_and_completion(
+    prompt: PromptEncoding,
+    completion: Generation,
+    *,
+    full_text: str,
+    metadata: Mapping[str, Any],  # Any: JSON values
+) -> SequenceNode:
+    """One training record: the prompt masked, the completion kept.
+
+    Shapes: prompt P tokens, completion C tokens, result T = P + C. Positions of earlier completions inside the
+    prompt stay unmasked.
+
+    Raises:
+        AlignmentError: `completion.logprobs` does not have exactly C entries, or a value breaks the row's rule.
+    """
+    if len(completion.logprobs) != len(completion.token_ids):
+        raise AlignmentError(
+            f"a completion has {len(completion.logprobs)} logprobs for {len(completion.token_ids)} tokens"
+        )
+    return SequenceNode(
+        full_text=full_text,
+        tokens=[*prompt.token_ids, *completion.token_ids],
+        masked_tokens=[*prompt.masked_tokens, *completion.token_ids],
+        logprobs=[*prompt.logprobs, *completion.logprobs],
+        metadata=dict(metadata),
+    )
