@@ -1,18 +1,18 @@
 """Everything that can go wrong, and whose fault it is.
 
-    ManagedCliError                  base: message, detail lines, a hint, an exit code
-    ├── ConfigError                  2  an option or argument that cannot be meant
-    ├── InputError                   5  the prompts: file, line and field are named
-    ├── ServerError                  4  the server's side
-    │   ├── ServerUnreachable        4  no connection, or it went away before a reply
-    │   ├── ServerRefused            4  it answered and said no (HTTP 4xx, 5xx)
-    │   ├── ServerContractError      4  it answered, but not what it promises
-    │   └── PromptRejected           4  this one prompt cannot be sent there (too long, unknown id)
-    ├── TokenizerError               4  no tokenizer, or one that disagrees with the server
-    ├── AlignmentError               1  arrays of a row that do not belong together
-    ├── OutputError                  6  the output cannot be written or read, or belongs to another run
-    ├── ContextClosed                2  a managed context used after it was closed or reset
-    └── Interrupted            130/143  SIGINT or SIGTERM; what is finished is on disk
+ManagedCliError                  base: message, detail lines, a hint, an exit code
+├── ConfigError                  2  an option or argument that cannot be meant
+├── InputError                   5  the prompts: file, line and field are named
+├── ServerError                  4  the server's side
+│   ├── ServerUnreachable        4  no connection, or it went away before a reply
+│   ├── ServerRefused            4  it answered and said no (HTTP 4xx, 5xx)
+│   ├── ServerContractError      4  it answered, but not what it promises
+│   └── PromptRejected           4  this one prompt cannot be sent there (too long, unknown id)
+├── TokenizerError               4  no tokenizer, or one that disagrees with the server
+├── AlignmentError               1  arrays of a row that do not belong together
+├── OutputError                  6  the output cannot be written or read, or belongs to another run
+├── ContextClosed                2  a managed context used after it was closed or reset
+└── Interrupted            130/143  SIGINT or SIGTERM; what is finished is on disk
 """
 
 from __future__ import annotations
@@ -89,9 +89,7 @@ class ServerRefused(ServerError):
         status: the HTTP status code.
     """
 
-    def __init__(
-        self, message: str, *, status: int, details: Sequence[str] = (), hint: str | None = None
-    ) -> None:
+    def __init__(self, message: str, *, status: int, details: Sequence[str] = (), hint: str | None = None) -> None:
         super().__init__(message, details=details, hint=hint)
         self.status = status
 

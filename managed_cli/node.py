@@ -80,8 +80,6 @@ class SequenceNode(BaseModel):
     def mean_logprob(self) -> float | None:
         """Mean over sampled positions, natural log; None without any."""
         sampled = [
-            logprob
-            for mask, logprob in zip(self.masked_tokens, self.logprobs, strict=True)
-            if mask != IGNORED_TOKEN_ID
+            logprob for mask, logprob in zip(self.masked_tokens, self.logprobs, strict=True) if mask != IGNORED_TOKEN_ID
         ]
         return math.fsum(sampled) / len(sampled) if sampled else None

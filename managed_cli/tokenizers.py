@@ -281,6 +281,14 @@ class LlamaCppTokenizer:
         self._http.close()
 
 
+def as_tokenizer(tokenizer: Any) -> Tokenizer:  # Any: one of ours, or a transformers tokenizer
+    """`tokenizer` with the methods that tracking needs; a transformers tokenizer is wrapped."""
+    if hasattr(tokenizer, "encode_suffix"):
+        known: Tokenizer = tokenizer
+        return known
+    return HuggingFaceTokenizer(str(getattr(tokenizer, "name_or_path", "tokenizer")), tokenizer)
+
+
 def load_tokenizer(name: str) -> HuggingFaceTokenizer:
     """The Hugging Face tokenizer at a directory or hub name, checked against its own `tokenizer.json`.
 

@@ -73,6 +73,7 @@ class HttpClient:
         self.base_url = normalised_base_url(base_url)
         self.label = label
         self._attempts = attempts
+        self._api_key = api_key
         self._headers = {"content-type": "application/json"}
         if api_key:
             self._headers["authorization"] = f"Bearer {api_key}"
@@ -141,12 +142,16 @@ class HttpClient:
         return ServerRefused(
             f"{self.label} answered {path} with HTTP {response.status_code}",
             status=response.status_code,
-            details=[error_message_in(response.content)],
+            details=[error_message_in(self._without_key(response.content))],
             hint=hint,
         )
 
-    def decode(self, body: bytes, type: type[T], *, what: str) -> T:
-        """`body` as JSON of the given type.
+    def _without_key(self, body: bytes) -> bytes:
+        """`body` with the API key blotted out: some servers quote the key that they refuse."""
+        return body.replace(self._api_key.encode(), b"[the API key]") if self._api_key else body
+
+    def decode(self, body: bytes, type: type[T], *, what: str, quoted: bool = True) -> T:
+        """`body` as JSON of the given type; `quoted=False` keeps a body that may hold secrets out of the message.
 
         Raises:
             ServerContractError: it is not JSON, or a field is missing or of another type.
@@ -156,7 +161,7 @@ class HttpClient:
         except (msgspec.DecodeError, UnicodeDecodeError) as error:
             raise ServerContractError(
                 f"{self.label} sent {what} that cannot be read: {error}",
-                details=[f"the reply begins: {shown_body(body)}"],
+                details=[f"the reply begins: {shown_body(self._without_key(body))}"] if quoted else [],
                 hint="is --server-type right for the server at this address?",
             ) from error
 

@@ -14,11 +14,18 @@ import asyncio
 import dataclasses
 import math
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import ClassVar, Protocol
 
 from managed_cli.backends._http import DEFAULT_ATTEMPTS, HttpClient
-from managed_cli.errors import PromptRejected, ServerContractError, ServerError, ServerRefused, ServerUnreachable
+from managed_cli.errors import (
+    ConfigError,
+    PromptRejected,
+    ServerContractError,
+    ServerError,
+    ServerRefused,
+    ServerUnreachable,
+)
 from managed_cli.types import (
     LOGPROB_TOLERANCE,
     Generation,
@@ -45,6 +52,7 @@ class BackendConfig:
         timeout: seconds to wait for a reply; None waits for ever.
         keep_nonfinite: record -inf on a sampled position instead of failing the sample.
         max_connections: requests in flight at most.
+        context_length: most prompt + completion tokens; the server's own limit holds where it is lower.
     """
 
     base_url: str
@@ -54,6 +62,7 @@ class BackendConfig:
     attempts: int = DEFAULT_ATTEMPTS
     keep_nonfinite: bool = False
     max_connections: int = 1024
+    context_length: int | None = None
 
 
 class Backend(Protocol):
@@ -90,6 +99,10 @@ class Backend(Protocol):
         """Refuse ids at or above `vocab_size` from now on, where the server did not name a limit itself."""
         ...
 
+    def know_end_tokens(self, token_ids: Iterable[int]) -> None:
+        """The ids that end a turn, for servers that give no finish reason."""
+        ...
+
     def check_sampling(self, sampling: SamplingParams) -> None:
         """Raise ConfigError for settings that this type of server cannot take."""
         ...
@@ -103,7 +116,7 @@ class HttpBackend:
     """What the HTTP backends share: the client, the readiness wait, and the contract checks."""
 
     server_type: ClassVar[str]
-    health_path: ClassVar[str] = "/health"
+    health_path: str = "/health"
 
     def __init__(self, config: BackendConfig) -> None:
         self.config = config
@@ -115,6 +128,7 @@ class HttpBackend:
             attempts=config.attempts,
             max_connections=config.max_connections,
         )
+        self.end_token_ids: frozenset[int] = frozenset()
         self._info: ServerInfo | None = None
 
     @property
@@ -158,8 +172,26 @@ class HttpBackend:
         if self.info.vocab_size is None:
             self._info = dataclasses.replace(self.info, vocab_size=vocab_size)
 
+    def know_end_tokens(self, token_ids: Iterable[int]) -> None:
+        """The ids that end a turn; only servers that give no finish reason make use of them."""
+        self.end_token_ids = frozenset(token_ids)
+
     def check_sampling(self, sampling: SamplingParams) -> None:
         """Raise ConfigError for settings that this type of server cannot take; most take all."""
+
+    @property
+    def context_length(self) -> int | None:
+        """Most prompt + completion tokens: the server's limit or the configured one, whichever is lower."""
+        known = [limit for limit in (self.info.context_length, self.config.context_length) if limit is not None]
+        return min(known, default=None)
+
+    def require_vocabulary(self) -> None:
+        """Raise ConfigError while the vocabulary is not known, for servers that an unknown id brings down."""
+        if self.info.vocab_size is None:
+            raise ConfigError(
+                f"{self.label} stops working on an id outside its vocabulary, and its vocabulary is not known",
+                hint="name its tokenizer with --tokenizer",
+            )
 
     def admitted(self, prompt_ids: Sequence[int], sampling: SamplingParams) -> SamplingParams:
         """`sampling` with `max_tokens` cut to what fits behind the prompt.
@@ -169,7 +201,7 @@ class HttpBackend:
                 Such prompts hang or kill some servers, so they are not sent to any.
         """
         self.check_prompt_ids(prompt_ids)
-        context_length = self.info.context_length
+        context_length = self.context_length
         if context_length is None:
             return sampling
         room = context_length - len(prompt_ids)
@@ -257,6 +289,33 @@ class HttpBackend:
                 hint="`--nonfinite keep` records such tokens with -inf and counts them",
             )
         return -math.inf
+
+    def prompt_logprobs_of(
+        self, prompt_ids: Sequence[int], top_k: int, rows: Sequence[Sequence[tuple[int, float]]]
+    ) -> PromptLogprobs:
+        """`rows`, [P][k] of (id, logprob), best first and `[]` at position 0, as the value that is handed on.
+
+        Raises:
+            ServerContractError: a position or an alternative is missing, or a logprob is not one.
+        """
+        if len(rows) != len(prompt_ids):
+            raise ServerContractError(f"{self.label} sent {len(rows)} prompt logprobs for {len(prompt_ids)} tokens")
+        for position, row in enumerate(rows):
+            expected = top_k if position else 0
+            if len(row) != expected:
+                raise ServerContractError(
+                    f"{self.label} sent {len(row)} alternatives at prompt position {position}, not {expected}"
+                )
+            for _, logprob in row:
+                if math.isnan(logprob) or logprob > LOGPROB_TOLERANCE:
+                    raise ServerContractError(
+                        f"{self.label} sent the logprob {logprob} at prompt position {position}; it must be 0 or less"
+                    )
+        return PromptLogprobs(
+            prompt_tokens=list(prompt_ids),
+            topk_token_ids=[[token for token, _ in row] for row in rows],
+            topk_logprobs=[[-math.inf if value <= MINUS_INF_FLOOR else value for _, value in row] for row in rows],
+        )
 
     async def aclose(self) -> None:
         """Close the connections."""

@@ -13,7 +13,11 @@ from managed_cli import __version__
 from managed_cli.errors import ExitCode, ManagedCliError
 
 COMMANDS = {
-    "rollout": ("managed_cli.cli.rollout", "rollout_command", "Sample completions and record them, one row per choice."),
+    "rollout": (
+        "managed_cli.cli.rollout",
+        "rollout_command",
+        "Sample completions and record them, one row per choice.",
+    ),
     "inspect": ("managed_cli.cli.inspect", "inspect_command", "Show and check what was recorded."),
 }
 """Name → (module, attribute, one line for `--help`). The module is imported only when its command runs."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, Literal, Self, TypeVar
+from typing import Any, Literal, Protocol, Self, TypeVar, cast
 
 from managed_cli.backends.base import Backend
 from managed_cli.errors import ConfigError, ContextClosed, PromptRejected
@@ -13,6 +13,7 @@ from managed_cli.managed.recording import node_metadata, shown_text
 from managed_cli.managed.responses import ChatChoice, ChatCompletion, ChatMessage, Completion, CompletionChoice, Usage
 from managed_cli.managed.sampling import checked_sampling
 from managed_cli.node import SequenceNode
+from managed_cli.tokenizers import as_tokenizer
 from managed_cli.tracking.extension import plan_prompt, plan_verbatim, verbatim_lengths, with_placeholder
 from managed_cli.tracking.masking import (
     PromptEncoding,
@@ -31,12 +32,25 @@ History = Literal["template", "verbatim"]
 T = TypeVar("T")
 
 
+class PreparedServer(Protocol):
+    """What a context needs of a `Server`: it checks itself once, and then has a backend and a tokenizer."""
+
+    @property
+    def backend(self) -> Backend: ...
+    @property
+    def tokenizer(self) -> Tokenizer: ...
+
+    async def prepare(self) -> Any:  # Any: what it returns is of no interest here
+        """Connect, check, load the tokenizer; once."""
+        ...
+
+
 class ManagedServer:
     """One context on one server: what is sampled through it becomes `SequenceNode`s.
 
     Args:
-        backend: the server, already probed.
-        tokenizer: the tokenizer whose ids the server uses.
+        server: a `Server`, prepared on first use; or a bare, probed backend together with its tokenizer.
+        tokenizer: ours or one of transformers; None takes the server's.
         track_tree: keep every node; otherwise an extension takes the place of the node it extends.
         history: `template` renders conversations as the chat template says; `verbatim` keeps sampled tokens and
             splices in only the new messages.
@@ -45,21 +59,44 @@ class ManagedServer:
 
     def __init__(
         self,
-        backend: Backend,
-        tokenizer: Tokenizer,
-        *,
+        server: PreparedServer | Backend,
+        tokenizer: Any = None,  # Any: one of ours, or a transformers tokenizer
         track_tree: bool = False,
+        *,
         history: History = "template",
         metadata: Mapping[str, Any] | None = None,  # Any: JSON values
     ) -> None:
-        self.backend = backend
-        self.tokenizer = tokenizer
         self.track_tree = track_tree
         self.history = history
         self.metadata = dict(metadata or {})
+        # A bare backend has no `prepare`; asking for its properties instead would be asking before they are there.
+        self._server = cast("PreparedServer", server) if hasattr(server, "prepare") else None
+        self._backend = None if hasattr(server, "prepare") else server
+        self._tokenizer = None if tokenizer is None else as_tokenizer(tokenizer)
         self._tracker = NodeTracker(keep_every_node=track_tree)
         self._planning = asyncio.Lock()
         self._closed = False
+
+    @property
+    def backend(self) -> Backend:
+        """The wire side of the server, once prepared."""
+        if self._backend is None:
+            assert self._server is not None
+            self._backend = self._server.backend
+        return self._backend
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        """The tokenizer whose ids are sent, once the server is prepared."""
+        if self._tokenizer is None:
+            if self._server is None:
+                raise ConfigError("a bare backend needs its tokenizer: ManagedServer(backend, tokenizer)")
+            self._tokenizer = self._server.tokenizer
+        return self._tokenizer
+
+    async def _prepare(self) -> None:
+        if self._server is not None:
+            await self._server.prepare()
 
     async def completion(
         self,
@@ -156,6 +193,7 @@ class ManagedServer:
         self._check_open()
         ticket = self._tracker.issue()
         try:
+            await self._prepare()
             async with self._planning:
                 encoding = await self.plan(prompt=prompt, messages=messages, tools=tools)
                 self._tracker.claim(ticket, encoding.parent)
@@ -278,6 +316,7 @@ class ManagedServer:
         count = top_k if top_k is not None else top_logprobs if top_logprobs is not None else 1
         if count < 1:
             raise ConfigError(f"top_k is {count}; it must be at least 1")
+        await self._prepare()
         if input_ids is None:
             fresh = ManagedServer(self.backend, self.tokenizer, history=self.history)
             input_ids = (await fresh.plan(prompt=prompt, messages=messages)).token_ids

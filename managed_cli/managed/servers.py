@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import importlib
 from collections.abc import AsyncIterator, Mapping, Sequence
 from typing import Any, ClassVar, Self
 
@@ -69,21 +70,27 @@ class Server:
 
     async def prepare(self) -> Self:
         """Connect, wait for readiness, learn model and context, load the tokenizer, compare ids. Once."""
-        if self._tokenizer is not None:
-            return self
-        async with self._preparing:
-            if self._tokenizer is not None:
-                return self
-            if self._backend is None:
-                self._backend = await self._connected()
-            await self._backend.wait_until_ready(self.config.wait_for_server)
-            info = await self._backend.probe()
-            tokenizer = await asyncio.to_thread(self._loaded_tokenizer, self._backend, info)
-            await check_tokenizer(self._backend, tokenizer)
-            self._backend.limit_vocabulary(tokenizer.vocab_size)
-            self._backend.know_end_tokens(tokenizer.eos_token_ids)
-            self._tokenizer = tokenizer
+        if not self.is_prepared:
+            async with self._preparing:
+                if not self.is_prepared:
+                    await self._prepare()
         return self
+
+    @property
+    def is_prepared(self) -> bool:
+        """Whether the server has been checked and its tokenizer loaded."""
+        return self._tokenizer is not None
+
+    async def _prepare(self) -> None:
+        if self._backend is None:
+            self._backend = await self._connected()
+        await self._backend.wait_until_ready(self.config.wait_for_server)
+        info = await self._backend.probe()
+        tokenizer = await asyncio.to_thread(self._loaded_tokenizer, self._backend, info)
+        await check_tokenizer(self._backend, tokenizer)
+        self._backend.limit_vocabulary(tokenizer.vocab_size)
+        self._backend.know_end_tokens(tokenizer.eos_token_ids)
+        self._tokenizer = tokenizer
 
     async def _connected(self) -> Backend:
         if self.config.server_type == "local":
@@ -108,19 +115,18 @@ class Server:
     ) -> AsyncIterator[ManagedServer]:
         """A fresh context on this server; leaving the block ends it."""
         await self.prepare()
-        managed = ManagedServer(
-            self.backend,
-            self.tokenizer if tokenizer is None else as_tokenizer(tokenizer),
-            track_tree=track_tree,
-            history=history,
-            metadata=metadata,
-        )
+        managed = self._context(tokenizer, track_tree, history, metadata)
         self.outstanding += 1
         try:
             yield managed
         finally:
             self.outstanding -= 1
             managed.close()
+
+    def _context(
+        self, tokenizer: Any, track_tree: bool, history: History, metadata: Mapping[str, Any] | None
+    ) -> ManagedServer:  # Any: as in `managed_server`
+        return ManagedServer(self, tokenizer, track_tree, history=history, metadata=metadata)
 
     async def aclose(self) -> None:
         """Close the connections, and end an embedded engine."""
@@ -172,18 +178,22 @@ class LocalServer(Server):
     server_type = "local"
 
 
-SERVER_CLASSES: dict[str, type[Server]] = {
-    "vllm": VLLMServer,
-    "sglang": SGLangServer,
-    "trl": TrlVllmServer,
-    "llamacpp": LlamaCppServer,
-    "local": LocalServer,
+SERVER_CLASSES: dict[str, str] = {
+    "vllm": "managed_cli.managed.servers:VLLMServer",
+    "sglang": "managed_cli.managed.servers:SGLangServer",
+    "trl": "managed_cli.managed.servers:TrlVllmServer",
+    "llamacpp": "managed_cli.managed.servers:LlamaCppServer",
+    "local": "managed_cli.managed.servers:LocalServer",
+    "openai": "managed_cli.managed.dummy:OpenAIServer",
 }
+"""Server type → `module:Class`, imported on use: the dummy stands on this module."""
 
 
 def server_for(config: APIServerConfig) -> Server:
-    """The server class that belongs to `config.server_type`."""
-    return SERVER_CLASSES[config.server_type](config)
+    """The server of the class that belongs to `config.server_type`."""
+    module, _, name = SERVER_CLASSES[config.server_type].partition(":")
+    server: Server = getattr(importlib.import_module(module), name)(config)
+    return server
 
 
 class ServerManager:
@@ -218,14 +228,6 @@ class ServerManager:
 
     async def __aexit__(self, *exc_info: object) -> None:
         await self.aclose()
-
-
-def as_tokenizer(tokenizer: Any) -> Tokenizer:  # Any: one of ours, or a transformers tokenizer
-    """`tokenizer` with the methods that tracking needs; a transformers tokenizer is wrapped."""
-    if hasattr(tokenizer, "encode_suffix"):
-        known: Tokenizer = tokenizer
-        return known
-    return HuggingFaceTokenizer(str(getattr(tokenizer, "name_or_path", "tokenizer")), tokenizer)
 
 
 def llamacpp_tokenizer(backend: LlamaCppBackend) -> LlamaCppTokenizer:

@@ -7,12 +7,16 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
-from managed_cli.node import SequenceNode
+from managed_cli.types import IGNORED_TOKEN_ID, MASKED_LOGPROB
+
+if TYPE_CHECKING:  # pydantic, which readers of files do without
+    from managed_cli.node import SequenceNode
 
 SCHEMA_VERSION = 1
 """Goes into the key-value metadata; raised when a column changes its meaning."""
@@ -48,6 +52,13 @@ def _metadata(key: str) -> Callable[[SequenceNode], Any]:  # Any: as above
     return lambda node: node.metadata.get(key)
 
 
+def _mean_logprob(node: SequenceNode) -> float | None:
+    """`node.mean_logprob()` in a tenth of its time: the exact sum, less the 1.0 of every masked position."""
+    masked = node.masked_tokens.count(IGNORED_TOKEN_ID)
+    sampled = len(node.tokens) - masked
+    return math.fsum((*node.logprobs, -MASKED_LOGPROB * masked)) / sampled if sampled else None
+
+
 COLUMNS: tuple[Column, ...] = (
     Column("sample_id", pa.string(), "identity of the input sample", _metadata("sample_id"), dictionary=True),
     Column("choice_index", pa.int32(), "which of the sample's choices", _metadata("choice_index"), unit="0 … n-1"),
@@ -80,13 +91,25 @@ COLUMNS: tuple[Column, ...] = (
         unit="[T] nats",
         byte_stream_split=True,
     ),
-    Column("prompt_length", pa.int32(), "masked positions", lambda node: len(node.tokens) - node.sampled_length, unit="tokens"),
-    Column("completion_length", pa.int32(), "sampled positions", lambda node: node.sampled_length, unit="tokens"),
+    Column(
+        "prompt_length",
+        pa.int32(),
+        "masked positions",
+        lambda node: node.masked_tokens.count(IGNORED_TOKEN_ID),
+        unit="tokens",
+    ),
+    Column(
+        "completion_length",
+        pa.int32(),
+        "sampled positions",
+        lambda node: len(node.tokens) - node.masked_tokens.count(IGNORED_TOKEN_ID),
+        unit="tokens",
+    ),
     Column(
         "mean_logprob",
         pa.float32(),
         "mean over sampled positions; null without any",
-        lambda node: node.mean_logprob(),
+        _mean_logprob,
         unit="nats",
         nullable=True,
     ),
@@ -104,8 +127,12 @@ SCHEMA = pa.schema([pa.field(column.name, column.type, nullable=column.nullable)
 
 
 def json_text(value: object) -> str:
-    """`value` as compact JSON, keys in their order, non-ASCII kept."""
-    return json.dumps(value, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
+    """`value` as compact JSON, keys in their order, non-ASCII kept.
+
+    A lone surrogate, which UTF-8 cannot hold, stays the `\\ud800` escape that JSON has for it.
+    """
+    text = json.dumps(value, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
+    return text.encode("utf-8", "backslashreplace").decode("utf-8")
 
 
 def record_batch(nodes: Sequence[SequenceNode]) -> pa.RecordBatch:

@@ -1,0 +1,127 @@
+"""How rows lie inside a Parquet file, and how a file comes to be on disk as a whole or not at all."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from managed_cli.errors import OutputError
+from managed_cli.storage.schema import (
+    COLUMNS,
+    RUN_METADATA_KEY,
+    SCHEMA,
+    SUMMARY_METADATA_KEY,
+    Column,
+)
+from managed_cli.storage.summary import Summary
+
+ROW_GROUP_ROWS = 2048
+"""Most rows per row group, so that one row is found without decoding many others."""
+
+ROW_GROUP_BYTES = 64 * 1024 * 1024
+"""Most Arrow bytes per row group: about 4 million tokens at 12 bytes each, and their text. Bounds memory."""
+
+STATISTICS_COLUMNS = (
+    "sample_id",
+    "choice_index",
+    "prompt_length",
+    "completion_length",
+    "mean_logprob",
+    "finish_reason",
+)
+"""Columns that a filter may skip row groups by; minima of long texts would only swell the footer."""
+
+
+def leaf_path(column: Column) -> str:
+    """The column's path inside Parquet, where a list's values are a leaf of their own."""
+    return f"{column.name}.list.element" if pa.types.is_list(column.type) else column.name
+
+
+def row_groups(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.Table]:
+    """The same rows in the same order, in tables within `ROW_GROUP_ROWS` and `ROW_GROUP_BYTES`.
+
+    A single row larger than that is a table of its own. Holds one table's rows at a time.
+    """
+    held: list[pa.RecordBatch] = []
+    rows = size = 0
+    for part in (part for batch in batches for part in _halved_to_fit(batch)):
+        if held and (rows + part.num_rows > ROW_GROUP_ROWS or size + part.nbytes > ROW_GROUP_BYTES):
+            yield pa.Table.from_batches(held, schema=SCHEMA)
+            held, rows, size = [], 0, 0
+        held.append(part)
+        rows += part.num_rows
+        size += part.nbytes
+    if held:
+        yield pa.Table.from_batches(held, schema=SCHEMA)
+
+
+def _halved_to_fit(batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
+    if batch.num_rows <= 1 or (batch.num_rows <= ROW_GROUP_ROWS and batch.nbytes <= ROW_GROUP_BYTES):
+        yield batch
+        return
+    half = batch.num_rows // 2
+    yield from _halved_to_fit(batch.slice(0, half))
+    yield from _halved_to_fit(batch.slice(half))
+
+
+def write_parquet(path: Path, batches: Iterable[pa.RecordBatch], *, run_facts: str, summary: Summary) -> None:
+    """`path` is a complete Parquet file of `batches`, flushed to the disk itself.
+
+    Args:
+        run_facts: JSON object for the key-value metadata.
+        summary: counts over exactly these rows.
+
+    Raises:
+        OSError: the disk is full, read-only, …; `path` is then gone.
+    """
+    try:
+        with path.open("wb") as file:
+            with pq.ParquetWriter(
+                file,
+                SCHEMA,
+                compression="zstd",
+                use_dictionary=[leaf_path(column) for column in COLUMNS if column.dictionary],
+                use_byte_stream_split=[leaf_path(column) for column in COLUMNS if column.byte_stream_split],
+                write_statistics=list(STATISTICS_COLUMNS),
+                write_page_checksum=True,
+            ) as writer:
+                for table in row_groups(batches):
+                    writer.write_table(table, row_group_size=table.num_rows)
+                writer.add_key_value_metadata({RUN_METADATA_KEY: run_facts, SUMMARY_METADATA_KEY: summary.to_json()})
+            file.flush()
+            os.fsync(file.fileno())
+    except BaseException:
+        with contextlib.suppress(OSError):
+            path.unlink()
+        raise
+
+
+def read_batches(file: Path) -> Iterator[pa.RecordBatch]:
+    """The rows of one of our files, one row group in memory at a time."""
+    with pq.ParquetFile(file, page_checksum_verification=True) as parquet:
+        for index in range(parquet.num_row_groups):
+            yield from parquet.read_row_group(index).to_batches()
+
+
+def fsync_directory(directory: Path) -> None:
+    """The names in `directory` are on the disk itself: a rename survives a power cut."""
+    descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+@contextlib.contextmanager
+def disk_faults_told(doing: str, *, unharmed: str, hint: str | None = None) -> Iterator[None]:
+    """An OSError inside becomes an `OutputError`: cannot `doing`, why, and what is `unharmed`."""
+    try:
+        yield
+    except OSError as error:
+        reason = os.strerror(error.errno) if error.errno else str(error)
+        raise OutputError(f"cannot {doing}: {reason.lower()}", details=(unharmed,), hint=hint) from error
