@@ -20,9 +20,9 @@ if TYPE_CHECKING:
     from managed_cli.managed.server import ManagedServer as ManagedServer
     from managed_cli.managed.servers import LlamaCppServer as LlamaCppServer
     from managed_cli.managed.servers import LocalServer as LocalServer
-    from managed_cli.managed.servers import SGLangServer as SGLangServer
     from managed_cli.managed.servers import Server as Server
     from managed_cli.managed.servers import ServerManager as ServerManager
+    from managed_cli.managed.servers import SGLangServer as SGLangServer
     from managed_cli.managed.servers import TrlVllmServer as TrlVllmServer
     from managed_cli.managed.servers import VLLMServer as VLLMServer
     from managed_cli.node import SequenceNode as SequenceNode

@@ -113,6 +113,8 @@ class DummyManagedServer(ManagedServer):
     ) -> tuple[list[TrackedNode], GenerationReply]:
         """The placeholder nodes of one call, in choice order, and a reply that holds their arrays."""
         self._check_open()
+        if max_total_tokens is not None:
+            raise ConfigError("an OpenAI endpoint gives no token counts beforehand, so a total cannot be kept to")
         if (prompt is None) == (messages is None):
             raise ConfigError("give either prompt or messages")
         if tools:
@@ -219,7 +221,8 @@ def require_opt_in() -> None:
     """
     if os.environ.get(OPT_IN_VARIABLE, "").lower() not in OPT_IN_VALUES:
         raise NotImplementedError(
-            f"{NO_TOKEN_IDS}. To try out code with placeholder tokens that cannot be trained on, set {OPT_IN_VARIABLE}=1"
+            f"{NO_TOKEN_IDS}. To try out code with placeholder tokens, which cannot be trained on, "
+            f"set {OPT_IN_VARIABLE}=1"
         )
 
 
