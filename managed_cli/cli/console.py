@@ -1,8 +1,9 @@
-"""What people see on stderr: progress, and text of models made harmless."""
+"""What people see on stderr: messages, progress, and text of models made harmless."""
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import sys
 import unicodedata
 from typing import Any
@@ -14,6 +15,15 @@ LINE_SECONDS = 10.0
 
 BAR_SECONDS = 0.25
 """Between updates of the bar on a terminal."""
+
+BAR_WIDTH = 20
+"""Cells of the bar: the numbers beside it say more, and all of it fits into 80."""
+
+
+def say(text: str) -> None:
+    """`text` as lines on stderr; a reader of stderr who has gone (`2>&1 | head`) does not end a run."""
+    with contextlib.suppress(OSError):
+        print(text, file=sys.stderr, flush=True)
 
 
 def printable(text: str) -> str:
@@ -29,9 +39,16 @@ def _escape(character: str) -> str:
     return character.encode("unicode_escape").decode("ascii")
 
 
+def counted(count: int, noun: str) -> str:
+    """`1 row`, `2,000 rows`."""
+    return f"{count:,} {noun}" if count == 1 else f"{count:,} {noun}s"
+
+
 def duration(seconds: float) -> str:
-    """Seconds as a person says them: 42s, 3m05s, 2h07m."""
+    """Seconds as a person says them: 0.4s, 42s, 3m05s, 2h07m."""
     whole = round(seconds)
+    if whole < 10:
+        return f"{seconds:.1f}s"
     if whole < 60:
         return f"{whole}s"
     if whole < 3600:
@@ -40,17 +57,20 @@ def duration(seconds: float) -> str:
 
 
 def progress_line(progress: Progress) -> str:
-    """One line: samples done, failed, tokens per second, time left, and how long the oldest request has waited."""
-    eta = progress.eta_seconds()
-    parts = [
-        f"{progress.done}/{progress.total} samples",
-        f"{progress.failed} failed",
-        f"{progress.tokens_per_second():.0f} tok/s",
-        f"eta {duration(eta)}" if eta is not None else "eta -",
-    ]
-    oldest = progress.oldest_request_seconds()
-    if oldest is not None:
-        parts.append(f"oldest request {duration(oldest)}")
+    """One line: samples done, failed, tokens per second, time left, and how long the oldest sample has waited.
+
+    What says nothing yet is left out, so that a line fits beside a bar on a terminal of 80 columns.
+    """
+    parts = [f"{progress.done:,}/{progress.total:,} samples"]
+    if progress.failed:
+        parts.append(f"{progress.failed:,} failed")
+    if progress.completion_tokens:
+        parts.append(f"{progress.tokens_per_second():,.0f} tok/s")
+    eta, oldest = progress.eta_seconds(), progress.oldest_request_seconds()
+    if eta is not None and progress.done < progress.total:
+        parts.append(f"{duration(round(eta))} left")
+    if oldest is not None and oldest >= LINE_SECONDS:
+        parts.append(f"oldest {duration(oldest)}")
     return ", ".join(parts)
 
 
@@ -59,15 +79,12 @@ async def show_progress(progress: Progress) -> None:
     if not sys.stderr.isatty():
         while True:
             await asyncio.sleep(LINE_SECONDS)
-            print(f"progress: {progress_line(progress)}", file=sys.stderr, flush=True)
+            say(f"progress: {progress_line(progress)}")
     with _bar() as bar:
         task = bar.add_task("", total=progress.total, facts="")
-        try:
-            while True:
-                bar.update(task, completed=progress.done, facts=progress_line(progress))
-                await asyncio.sleep(BAR_SECONDS)
-        finally:
+        while True:
             bar.update(task, completed=progress.done, facts=progress_line(progress))
+            await asyncio.sleep(BAR_SECONDS)
 
 
 def _bar() -> Any:  # Any: rich is imported only where there is a terminal
@@ -75,9 +92,9 @@ def _bar() -> Any:  # Any: rich is imported only where there is a terminal
     from rich.progress import BarColumn, Progress as RichProgress, TextColumn
 
     return RichProgress(
-        BarColumn(bar_width=20),
+        BarColumn(bar_width=BAR_WIDTH),
         TextColumn("{task.fields[facts]}", markup=False),
         console=Console(stderr=True),
         refresh_per_second=1 / BAR_SECONDS,
-        transient=True,
+        transient=True,  # the summary takes its place
     )

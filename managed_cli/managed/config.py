@@ -26,6 +26,7 @@ class APIServerConfig(BaseModel):
         wait_for_server: seconds to wait for a server that is still loading.
         context_length: most prompt + completion tokens, for servers that do not say.
         nonfinite: `keep` records a sampled -inf; `fail` fails the sample.
+        probe_logprobs_mode: sample a token or two to learn the logprobs mode; without, it is recorded as unknown.
         slots, slot_context: for `local`: sequences decoded at once, tokens of context for each.
     """
 
@@ -43,6 +44,7 @@ class APIServerConfig(BaseModel):
     max_connections: int = Field(default=1024, ge=1)
     slots: int = Field(default=DEFAULT_SLOTS, ge=1)
     slot_context: int = Field(default=DEFAULT_SLOT_CONTEXT, ge=64)
+    probe_logprobs_mode: bool = True
 
     def backend_config(self) -> BackendConfig:
         """The same, as the backends take it."""
@@ -54,6 +56,7 @@ class APIServerConfig(BaseModel):
             keep_nonfinite=self.nonfinite == "keep",
             max_connections=self.max_connections,
             context_length=self.context_length,
+            probe_logprobs_mode=self.probe_logprobs_mode,
         )
 
     def engine_config(self) -> EngineConfig:

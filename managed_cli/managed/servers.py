@@ -12,7 +12,7 @@ from managed_cli.backends.base import Backend
 from managed_cli.backends.embedded import EmbeddedBackend
 from managed_cli.backends.llamacpp import LlamaCppBackend
 from managed_cli.backends.registry import make_backend
-from managed_cli.errors import ConfigError, TokenizerError
+from managed_cli.errors import ConfigError, ServerUnreachable, TokenizerError
 from managed_cli.managed.config import APIServerConfig, ServerType
 from managed_cli.managed.server import History, ManagedServer
 from managed_cli.tokenizers import (
@@ -23,6 +23,30 @@ from managed_cli.tokenizers import (
     load_tokenizer,
 )
 from managed_cli.types import ServerInfo, Tokenizer
+
+
+ANSWERS_SECONDS = 60.0
+"""All questions before the first sample, one-token probes on a busy server included, are answered in this time."""
+
+
+@contextlib.asynccontextmanager
+async def expecting_answers(backend: Backend) -> AsyncIterator[None]:
+    """Bounds what is asked before the first sample; generation itself is never bounded.
+
+    Raises:
+        ServerUnreachable: the block took longer than `ANSWERS_SECONDS`.
+    """
+    try:
+        async with asyncio.timeout(ANSWERS_SECONDS) as limit:
+            yield
+    except TimeoutError as error:
+        if not limit.expired():
+            raise
+        raise ServerUnreachable(
+            f"the {backend.server_type} server at {backend.base_url} accepts requests but does not answer them",
+            details=[f"nothing came in {ANSWERS_SECONDS:.0f} s"],
+            hint="is it overloaded, or not an inference server?",
+        ) from error
 
 
 class Server:
@@ -85,9 +109,11 @@ class Server:
         if self._backend is None:
             self._backend = await self._connected()
         await self._backend.wait_until_ready(self.config.wait_for_server)
-        info = await self._backend.probe()
+        async with expecting_answers(self._backend):
+            info = await self._backend.probe()
         tokenizer = await asyncio.to_thread(self._loaded_tokenizer, self._backend, info)
-        await check_tokenizer(self._backend, tokenizer)
+        async with expecting_answers(self._backend):
+            await check_tokenizer(self._backend, tokenizer)
         self._backend.limit_vocabulary(tokenizer.vocab_size)
         self._backend.know_end_tokens(tokenizer.eos_token_ids)
         self._tokenizer = tokenizer

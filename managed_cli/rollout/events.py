@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import dataclasses
 import time
+from collections.abc import Sequence
 from typing import Any
+
+from managed_cli.errors import ManagedCliError
+from managed_cli.node import SequenceNode
 
 
 @dataclasses.dataclass(slots=True)
@@ -15,6 +19,7 @@ class Progress:
         total: samples the run owes.
         recorded: samples whose rows are recorded or buffered.
         in_flight: when each sample under way was sent.
+        first_failure: the message of the first sample that failed.
     """
 
     total: int
@@ -27,6 +32,7 @@ class Progress:
     fork_reasons: dict[str, int] = dataclasses.field(default_factory=dict)
     failure_classes: dict[str, int] = dataclasses.field(default_factory=dict)
     in_flight: dict[str, float] = dataclasses.field(default_factory=dict)
+    first_failure: str | None = None
     started: float = dataclasses.field(default_factory=time.monotonic)
 
     @property
@@ -53,9 +59,25 @@ class Progress:
         """Age of the sample that is under way the longest; None without any."""
         return time.monotonic() - min(self.in_flight.values()) if self.in_flight else None
 
-    def count_failure(self, error: BaseException) -> None:
+    def count_rows(self, rows: Sequence[SequenceNode]) -> None:
+        """One more sample that is recorded, and all its rows."""
+        sampled = sum(row.sampled_length for row in rows)
+        self.recorded += 1
+        self.rows += len(rows)
+        self.completion_tokens += sampled
+        self.prompt_tokens += sum(len(row.tokens) for row in rows) - sampled
+        for row in rows:
+            reason = row.metadata["finish_reason"]
+            self.finish_reasons[reason] = self.finish_reasons.get(reason, 0) + 1
+            fork = row.metadata.get("fork_reason")
+            if fork:
+                self.fork_reasons[fork] = self.fork_reasons.get(fork, 0) + 1
+
+    def count_failure(self, error: ManagedCliError) -> None:
         """One more sample that failed."""
         self.failed += 1
+        if self.first_failure is None:
+            self.first_failure = error.message
         name = type(error).__name__
         self.failure_classes[name] = self.failure_classes.get(name, 0) + 1
 

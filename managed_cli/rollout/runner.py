@@ -7,16 +7,17 @@ lost to a fault elsewhere; what is buffered goes to disk by whole shards, and at
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
+from managed_cli.backends._http import counted_sends
 from managed_cli.backends.base import refusal_is_final
-from managed_cli.errors import AlignmentError, ConfigError, InputError, ManagedCliError, ServerError
+from managed_cli.errors import ManagedCliError, ServerError, ServerUnreachable
 from managed_cli.managed.servers import Server
-from managed_cli.node import SequenceNode
 from managed_cli.rollout.config import RolloutConfig
 from managed_cli.rollout.events import Progress
-from managed_cli.rollout.sample_run import roll_out, sampled_tokens
+from managed_cli.rollout.sample_run import roll_out
 from managed_cli.rollout.samples import Task
 from managed_cli.rollout.stop import Stop
 from managed_cli.storage.shards import ShardedOutput
@@ -79,49 +80,53 @@ class Runner:
                 return
             self.progress.in_flight[task.sample_id] = time.monotonic()
             try:
-                rows = await roll_out(task, self._server, self.config)
-            except (ServerError, InputError, AlignmentError, ConfigError) as error:
-                if isinstance(error, ServerError) and refusal_is_final(error):
-                    raise
-                await self._record_failure(task, error)
-            else:
-                self._output.add(rows)
-                self._count(rows)
+                await self._settle(task)
             finally:
                 self.progress.in_flight.pop(task.sample_id, None)
             if self._output.shard_due:
                 await self._write_pending()
 
-    def _count(self, rows: Sequence[SequenceNode]) -> None:
-        progress = self.progress
-        sampled = sampled_tokens(rows)
-        progress.recorded += 1
-        progress.rows += len(rows)
-        progress.completion_tokens += sampled
-        progress.prompt_tokens += sum(len(row.tokens) for row in rows) - sampled
-        for row in rows:
-            reason = row.metadata["finish_reason"]
-            progress.finish_reasons[reason] = progress.finish_reasons.get(reason, 0) + 1
-            fork = row.metadata.get("fork_reason")
-            if fork:
-                progress.fork_reasons[fork] = progress.fork_reasons.get(fork, 0) + 1
+    async def _settle(self, task: Task) -> None:
+        """The rows of `task` are buffered, or it stands among the failures."""
+        with counted_sends() as sends:
+            try:
+                rows = await roll_out(task, self._server, self.config)
+                self._output.add(rows)
+            except ManagedCliError as error:
+                if isinstance(error, ServerError) and await self._ends_the_run(error):
+                    raise
+                await self._record_failure(task, error, attempts=sends.count)
+            else:
+                self.progress.count_rows(rows)
 
-    async def _record_failure(self, task: Task, error: ManagedCliError) -> None:
-        self.progress.count_failure(error)
+    async def _ends_the_run(self, error: ServerError) -> bool:
+        """Whether no other sample could succeed either; one that only drops this prompt's connections can."""
+        if not isinstance(error, ServerUnreachable):
+            return refusal_is_final(error)
+        try:
+            await self._server.backend.wait_until_ready(0)
+        except ServerError:
+            return True
+        return False
+
+    async def _record_failure(self, task: Task, error: ManagedCliError, *, attempts: int) -> None:
         failure = {
             "sample_id": task.sample_id,
             "source": task.source,
+            "line": task.line,
             "error": type(error).__name__,
-            "message": error.message,
+            "message": f"{error.message}; sample {task.sample_id} ({task.source}), nothing of it was recorded",
             "details": list(error.details),
+            "attempts": attempts,
         }
-        await asyncio.to_thread(self._output.record_failure, failure)
+        self.progress.count_failure(error)
+        await _to_the_end(lambda: self._output.record_failure(failure))
 
     async def _write_pending(self) -> None:
-        """Everything buffered is on disk as a shard; a cancellation does not interrupt the writing."""
+        """Everything buffered is on disk as a shard."""
         async with self._writing:
             pending = self._output.take_pending()
-            await asyncio.shield(asyncio.to_thread(self._output.write_shard, pending))
+            await _to_the_end(lambda: self._output.write_shard(pending))
 
     async def _flush_often(self) -> None:
         while True:
@@ -131,13 +136,25 @@ class Runner:
     async def _obey_stop(self, workers: Sequence[asyncio.Task[None]]) -> None:
         """After the first signal wait out the grace, or the second signal; then cancel what is still in flight."""
         await self._stop.asked.wait()
-        try:
+        with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(self.config.grace_seconds):
                 await self._stop.now.wait()
-        except TimeoutError:
-            pass
         for worker in workers:
             worker.cancel()
+
+
+async def _to_the_end(work: Callable[[], None]) -> None:
+    """`work()` in a thread, waited for even when cancelled: what it writes is on disk before anything else happens."""
+    writing = asyncio.ensure_future(asyncio.to_thread(work))  # ends before this function does
+    cancelled: asyncio.CancelledError | None = None
+    while not writing.done():
+        try:
+            await asyncio.shield(writing)
+        except asyncio.CancelledError as error:
+            cancelled = error
+    writing.result()
+    if cancelled is not None:
+        raise cancelled
 
 
 def _first(errors: BaseExceptionGroup[ManagedCliError]) -> ManagedCliError:

@@ -83,8 +83,3 @@ async def _answer_turns(task: Task, managed: ManagedServer, config: RolloutConfi
             max_total_tokens=config.max_total_tokens,
         )
         messages.append({"role": "assistant", "content": nodes[0].last_span.text})
-
-
-def sampled_tokens(rows: Sequence[SequenceNode]) -> int:
-    """Positions that the model sampled, over all rows."""
-    return sum(row.sampled_length for row in rows)

@@ -5,15 +5,18 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import signal
-from collections.abc import Iterator
+from collections.abc import Awaitable, Iterator
+from typing import TypeVar
 
-from managed_cli.errors import ExitCode
+from managed_cli.errors import ExitCode, Interrupted
 
 EXIT_CODES = {signal.SIGINT: ExitCode.SIGINT, signal.SIGTERM: ExitCode.SIGTERM}
 
+T = TypeVar("T")
+
 
 class Stop:
-    """Whether the run is asked to end.
+    """Whether the run is asked to end; made inside a running event loop.
 
     Attributes:
         asked: set by the first signal.
@@ -25,6 +28,7 @@ class Stop:
         self.asked = asyncio.Event()
         self.now = asyncio.Event()
         self.exit_code: ExitCode | None = None
+        self._waits: set[asyncio.Timeout] = set()
 
     def receive(self, number: signal.Signals) -> None:
         """Take note of one signal."""
@@ -33,6 +37,26 @@ class Stop:
             return
         self.exit_code = EXIT_CODES[number]
         self.asked.set()
+        for wait in self._waits:
+            wait.reschedule(asyncio.get_running_loop().time())
+
+    async def unless_asked(self, work: Awaitable[T]) -> T:
+        """The result of `work`, which the first signal cancels.
+
+        Raises:
+            Interrupted: a signal came first.
+        """
+        try:
+            async with asyncio.timeout(0 if self.asked.is_set() else None) as wait:
+                self._waits.add(wait)
+                try:
+                    return await work
+                finally:
+                    self._waits.discard(wait)
+        except TimeoutError as error:
+            if not wait.expired() or self.exit_code is None:
+                raise
+            raise Interrupted("interrupted", exit_code=self.exit_code) from error
 
 
 @contextlib.contextmanager

@@ -186,7 +186,8 @@ def _opened(asked: Path) -> Recording:
     partial = asked.with_name(asked.name + layout.PARTIAL_SUFFIX) if asked.name else asked
     if not asked.exists():
         if not partial.is_dir():
-            raise OutputError(f"`{asked}` does not exist", hint="`--out` of `managed-cli rollout` names it; it is `out.parquet` by default")
+            hint = "`--out` of `managed-cli rollout` names it; it is `out.parquet` by default"
+            raise OutputError(f"`{asked}` does not exist", hint=hint)
         path, note = partial, f"`{asked}` is not finished; this is `{partial}/`"
     elif asked.is_file() and partial.is_dir():
         note = f"this is the finished run; beside it stands `{partial}/`, of one that is not finished"

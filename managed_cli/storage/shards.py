@@ -85,8 +85,13 @@ def open_output(path: str, *, run_facts: Mapping[str, object], rows_per_shard: i
         except BaseException:
             _let_go(place, lock, made_directory=made_here, has_begun=False)
             raise
-    facts = json_text({**run_facts, "schema_version": SCHEMA_VERSION})
-    return ShardedOutput(place, lock, run_facts=facts, rows_per_shard=rows_per_shard, made_directory=made_here)
+    return ShardedOutput(
+        place, lock, run_facts=_facts_json(run_facts), rows_per_shard=rows_per_shard, made_directory=made_here
+    )
+
+
+def _facts_json(run_facts: Mapping[str, object]) -> str:
+    return json_text({**run_facts, "schema_version": SCHEMA_VERSION})
 
 
 def _refuse_wrong_kind(place: layout.OutputPlace) -> None:
@@ -177,6 +182,10 @@ class ShardedOutput:
         self._written = Summary()
         self._batches: list[pa.RecordBatch] = []
         self._pending_rows = 0
+
+    def describe_run(self, run_facts: Mapping[str, object]) -> None:
+        """`run_facts` go into the footers from now on: most are known only once the server has been asked."""
+        self._run_facts = _facts_json(run_facts)
 
     @property
     def growing_path(self) -> Path:

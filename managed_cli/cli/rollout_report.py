@@ -1,0 +1,83 @@
+"""What a run says when it starts and when it ends."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+
+from managed_cli.cli.console import counted, duration
+from managed_cli.errors import ExitCode, ManagedCliError
+from managed_cli.managed.servers import Server
+from managed_cli.rollout.config import RolloutConfig
+from managed_cli.rollout.events import Progress
+from managed_cli.rollout.tasks import InputReport, InputSource
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Outcome:
+    """How a run ended.
+
+    Attributes:
+        state: `finished`, `interrupted` by a signal, or `stopped` by a fault.
+        where: what is on disk: the finished output, or the directory it grew in.
+        failures: the file of failed samples; None without any.
+    """
+
+    state: str
+    code: ExitCode
+    fault: ManagedCliError | None
+    where: str
+    failures: str | None
+    rows_on_disk: int
+    samples_on_disk: int
+
+
+def start_lines(config: RolloutConfig, server: Server, report: InputReport, source: InputSource) -> str:
+    """What is about to happen: how much of what, where it goes, who samples it, and how to sample the same again."""
+    info = server.info
+    rows = counted(report.choices(config.sampling.n), "row")
+    at = "the embedded engine" if config.server.server_type == "local" else f"{info.server_type} at {info.base_url}"
+    return (
+        f"{source.name}: {counted(report.samples, 'sample')}, {rows} to record in {config.out}\n"
+        f"{at}: {info.model}, {config.samples_in_flight():,} samples at once, seed {config.sampling.seed}"
+    )
+
+
+def last_lines(outcome: Outcome, progress: Progress) -> str:
+    """How it went, what failed, and at the end what is on disk and how to go on."""
+    lines = []
+    if progress.failed:
+        classes = _counts(progress.failure_classes)
+        lines += [
+            f"{progress.failed:,} of {counted(progress.total, 'sample')} failed ({classes}); see {outcome.failures}",
+            f"  the first: {progress.first_failure}",
+        ]
+    if progress.fork_reasons:
+        lines.append(f"conversations that could not be kept in one row: {_counts(progress.fork_reasons)}")
+    if progress.recorded:
+        lines.append(
+            f"{counted(progress.completion_tokens, 'token')} sampled in {duration(progress.seconds)} "
+            f"({progress.tokens_per_second():,.0f} tok/s)"
+        )
+    lines.append(_last_line(outcome, progress))
+    return "\n".join(lines)
+
+
+def _last_line(outcome: Outcome, progress: Progress) -> str:
+    rows = f"{counted(outcome.rows_on_disk, 'row')} of {counted(outcome.samples_on_disk, 'sample')}"
+    look = f"look at them with: managed-cli inspect {outcome.where}"
+    if outcome.state == "finished":
+        return f"recorded {rows} in {outcome.where}; {look}"
+    settled = f"{outcome.state} after {progress.done:,} of {counted(progress.total, 'sample')}"
+    if not outcome.rows_on_disk:
+        return f"{settled}; no row was recorded"
+    return f"{settled}; {rows} are in {outcome.where}; {look}"
+
+
+def interrupted_early(config: RolloutConfig) -> str:
+    """The only line of a run that a signal ended before its first request."""
+    return f"interrupted before the first sample was sent; nothing was written to {config.out}"
+
+
+def _counts(counts: Mapping[str, int]) -> str:
+    return ", ".join(f"{count:,} {name}" for name, count in sorted(counts.items()))
