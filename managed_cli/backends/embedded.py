@@ -36,9 +36,9 @@ IN_PROCESS = "in process"
 """What rows and files say instead of a server's address."""
 
 DEFAULT_SLOT_CONTEXT = 4096
-"""Tokens of context per slot: room for a prompt and a long completion at 0.1 GB a slot for a small model."""
+"""Tokens of context per slot: room for a prompt and a long completion at 0.2 GB a slot for a small model."""
 
-DEFAULT_SLOTS = 8
+DEFAULT_SLOTS = 4
 """Sequences decoded together. Batching is what makes a CPU fast; more than this gains little on few cores."""
 
 
@@ -181,6 +181,10 @@ def _started_engine(config: EngineConfig, weights: Path, key: str) -> Any:  # An
     params.n_ctx = config.slots * config.context_length
     params.cpuparams.n_threads = config.threads or len(os.sched_getaffinity(0))
     params.n_threads_http = config.slots + 2
+    # Attention in float32: with llama.cpp's defaults (flash attention, a half-precision cache) recorded logprobs lie up
+    # to 2e-2 from a float32 forward pass of the same weights, so they lie within 3e-4; it costs memory, not time.
+    params.flash_attn_type = xllamacpp.llama_flash_attn_type.LLAMA_FLASH_ATTN_TYPE_DISABLED
+    params.cache_type_k = params.cache_type_v = xllamacpp.ggml_type.GGML_TYPE_F32
     params.cache_ram_mib = 0  # its cache of past prompts grows to gigabytes and is of no use to a recorder
     params.cache_idle_slots = False
     params.warmup = False

@@ -1,7 +1,7 @@
 """The text of each token of a row, and of its sampled parts, where they can be known without guessing.
 
-No `transformers` here: `tokenizer.json` is read by `tokenizers` alone, and only where the run's own file lies on
-this machine and gives back the text that was recorded.
+No `transformers` here: `tokenizer.json` is read by `tokenizers` alone, and the vocabulary of a GGUF file by
+`gguf_texts`. Either counts only where it lies on this machine and gives back the text that was recorded.
 """
 
 from __future__ import annotations
@@ -10,6 +10,8 @@ import os
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
+
+from managed_cli.cli.gguf_texts import find_gguf_texts, gguf_files
 
 UNFINISHED_CHARACTER = "\ufffd"
 """What `decode` writes for bytes that are no whole UTF-8 character."""
@@ -24,10 +26,7 @@ def find_token_texts(
 
     None where no tokenizer of the run is at hand, or the one that is does not give `full_text` back.
     """
-    for path in _tokenizer_files(run_facts):
-        texts = _decoded_one_by_one(path, tokens)
-        if texts is None:
-            continue
+    for texts in _possible_texts(run_facts, tokens):
         joined = "".join(texts)
         if full_text == joined:
             return texts
@@ -35,6 +34,16 @@ def find_token_texts(
         if texts and full_text.startswith(joined) and not tail.strip(UNFINISHED_CHARACTER):
             return [*texts[:-1], texts[-1] + tail]
     return None
+
+
+def _possible_texts(run_facts: Mapping[str, Any], tokens: Sequence[int]) -> Iterator[list[str]]:  # Any: as above
+    """One text per token by each tokenizer of the run that lies on this machine."""
+    for path in _tokenizer_files(run_facts):
+        if (texts := _decoded_one_by_one(path, tokens)) is not None:
+            yield texts
+    for path in gguf_files(run_facts):
+        if (texts := find_gguf_texts(path, tokens)) is not None:
+            yield texts
 
 
 def find_sampled_spans(turns: object, full_text: str, token_count: int) -> list[tuple[int, int]] | None:
