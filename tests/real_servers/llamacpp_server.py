@@ -1,0 +1,36 @@
+"""llama.cpp's own HTTP server, as the package `xllamacpp` carries it.
+
+usage: llamacpp_server.py MODEL.gguf PORT
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+
+# Read when OpenMP is loaded: waiting threads sleep, so that a busy machine does not make them wait for each other.
+os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+
+import xllamacpp  # noqa: E402 (after the variable that it reads)
+
+SLOTS = 4
+CONTEXT_PER_SLOT = 2048
+
+
+def main(model: str, port: int) -> None:
+    params = xllamacpp.CommonParams()
+    params.model.path = model
+    params.hostnames = ["127.0.0.1"]
+    params.port = port
+    params.n_parallel = SLOTS
+    params.n_ctx = SLOTS * CONTEXT_PER_SLOT  # llama.cpp divides it among the slots
+    params.cpuparams.n_threads = 2
+    params.warmup = False
+    server = xllamacpp.Server(params)
+    print("listening at", server.listening_address, flush=True)
+    threading.Event().wait()
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], int(sys.argv[2]))

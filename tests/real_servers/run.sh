@@ -1,0 +1,42 @@
+#!/usr/bin/env bash
+# Tests against real inference servers, one server after another; everything that is missing is installed first.
+#
+#   tests/real_servers/run.sh [KIND…]      KIND: vllm, local; default: both
+#
+#   MANAGED_CLI_SERVERS_VENV   the servers' environment (default: .cache/servers-venv in the checkout)
+#   MANAGED_CLI_TEST_VENV      the project's environment (default: .venv-test in the checkout)
+#   MANAGED_CLI_REAL_ALL=1     whole data sets instead of their first lines
+#   MANAGED_CLI_SERVER_LOGS    where the servers' logs stay (default: .cache/server-logs in the checkout)
+set -euo pipefail
+here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
+root=$(cd "$here/../.." && pwd)
+# shellcheck source=tests/lib.sh
+. "$root/tests/lib.sh"
+
+# absolute PATH: PATH as seen from the caller's directory.
+absolute() { case $1 in /*) echo "$1" ;; *) echo "$PWD/$1" ;; esac; }
+
+declare -A test_files=([vllm]=test_vllm.py [local]=test_embedded.py)
+[ $# -ge 1 ] || set -- vllm local
+for kind in "$@"; do
+  if [ -z "${test_files[$kind]:-}" ]; then
+    echo "error: no tests for a server of kind $kind; there are: ${!test_files[*]}" >&2
+    exit 2
+  fi
+done
+
+servers_venv=$(absolute "${MANAGED_CLI_SERVERS_VENV:-$root/.cache/servers-venv}")
+test_venv=$(absolute "${MANAGED_CLI_TEST_VENV:-$root/.venv-test}")
+MANAGED_CLI_SERVER_LOGS=$(absolute "${MANAGED_CLI_SERVER_LOGS:-$root/.cache/server-logs}")
+export MANAGED_CLI_SERVER_LOGS
+
+timed "project environment" bash "$root/tests/venv.sh" "$test_venv"
+timed "servers' environment ($*)" bash "$here/install.sh" "$servers_venv" "$@"
+cd "$root"
+for kind in "$@"; do
+  # pytest itself fails (5) where nothing was collected; tests that all skip themselves are caught by the second line.
+  results=$root/.cache/real-$kind.xml
+  timed "tests against $kind" env MANAGED_CLI_REAL_SERVERS="$servers_venv" \
+    "$test_venv/bin/python" -m pytest -v -rP --durations=0 --durations-min=5 --junitxml="$results" "$here/${test_files[$kind]}"
+  "$test_venv/bin/python" "$root/tests/ran_some.py" "$results"
+done

@@ -1,0 +1,305 @@
+"""Two-turn conversations on every real server: one row per conversation, true to the wire and to the model.
+
+`run.sh KIND` runs the tests of that kind alone; each starts its server once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import dataclasses
+import json
+import os
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from . import checks, servers
+from .recording_proxy import Exchange, recording
+
+CHOICES = 2
+"""On the last turn; the first has one answer, which both continue."""
+
+MAX_TOKENS = 32
+QUESTIONS = 20
+END_OF_TURN = 2
+"""`<|im_end|>` of SmolLM2: ChatML ends every message with it."""
+
+TOP_K = 5
+
+SCORED_TEXT = "The capital of France is Paris. 2 + 2 = 4, and the sky is blue 🦜."
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Kind:
+    """How one kind of server is asked, and how exact it is.
+
+    Attributes:
+        recipe: of `servers.RECIPES`; None for the embedded engine.
+        options: further options of `managed-cli rollout`.
+        most, mean: nats by which a recorded logprob may differ from the forward pass.
+        tempered: its logprobs are those after temperature.
+    """
+
+    server_type: str
+    recipe: str | None
+    options: tuple[object, ...] = ()
+    most: float = 5e-4
+    mean: float = 5e-5
+    tempered: bool = False
+
+
+KINDS = {
+    "vllm": Kind(server_type="vllm", recipe="vllm"),
+    "sglang": Kind(server_type="sglang", recipe="sglang", tempered=True),
+    "trl": Kind(server_type="trl", recipe="trl", options=("--context-length", servers.CONTEXT_LENGTH), tempered=True),
+    "trl-vllm": Kind(server_type="trl", recipe="trl-vllm", tempered=True),
+    # llama.cpp computes otherwise than torch: float32 weights agree to about 1e-2 at worst.
+    "llamacpp": Kind(server_type="llamacpp", recipe="llamacpp", most=3e-2, mean=5e-3),
+    "local": Kind(server_type="local", recipe=None, most=3e-2, mean=5e-3),
+}
+
+pytestmark = [
+    pytest.mark.real_server("every"),
+    pytest.mark.parametrize("kind", os.environ.get("MANAGED_CLI_REAL_KINDS", "").split(), scope="module"),
+]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Target:
+    """A running server, or the embedded engine and its weights."""
+
+    kind: Kind
+    base_url: str | None
+    weights: Path
+
+    def arguments(self, base_url: str | None) -> tuple[object, ...]:
+        where = ("--model", self.weights) if base_url is None else ("--base-url", base_url)
+        return ("--server-type", self.kind.server_type, *where, *self.kind.options)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Recorded:
+    """One finished run; `exchanges` is empty for the embedded engine, whose wire is inside the process."""
+
+    path: Path
+    rows: list[checks.Row]
+    exchanges: list[Exchange]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("conversations")
+
+
+@pytest.fixture(scope="module")
+def target(kind: str, environment: Path, log_folder: Path) -> Iterator[Target]:
+    chosen = KINDS[kind]
+    weights = environment / "models" / "smollm2-135m-f32.gguf"
+    if chosen.recipe is None:
+        yield Target(kind=chosen, base_url=None, weights=weights)
+        return
+    with servers.running(chosen.recipe, environment=environment, log_folder=log_folder) as server:
+        yield Target(kind=chosen, base_url=server.base_url, weights=weights)
+
+
+@pytest.fixture(scope="module")
+def questions(folder: Path) -> Path:
+    """Two-turn questions: of MT-Bench where they lie beside the checkout, else the examples'."""
+    source = checks.SHARED_DATA / "mt_bench_question.jsonl"
+    lines = (source if source.exists() else checks.EXAMPLES / "turns.jsonl").read_text(encoding="utf-8").splitlines()
+    chosen = folder / "questions.jsonl"
+    chosen.write_text("\n".join(lines[:QUESTIONS]) + "\n", encoding="utf-8")
+    return chosen
+
+
+@pytest.fixture(scope="module")
+def recorded(target: Target, questions: Path, folder: Path, kind: str) -> Recorded:
+    out = folder / f"{kind}.parquet"
+    sampling = ("-n", CHOICES, "--max-tokens", MAX_TOKENS, "--seed", 11, "--out", out)
+    with contextlib.ExitStack() as stack:
+        proxy = None
+        if target.base_url is not None:
+            proxy = stack.enter_context(recording(target.base_url, folder / f"{kind}.wire.jsonl"))
+        where = target.arguments(proxy.base_url if proxy else None)
+        checks.managed_cli("rollout", questions, *where, *sampling)
+        exchanges = proxy.exchanges() if proxy else []
+    return Recorded(path=out, rows=checks.read_rows(out), exchanges=exchanges)
+
+
+def turns_of(row: checks.Row) -> list[dict[str, Any]]:
+    return list(json.loads(row["metadata"])["turns"])
+
+
+def test_each_conversation_is_one_row_per_choice(recorded: Recorded, questions: Path) -> None:
+    asked = [json.loads(line)["turns"] for line in questions.read_text(encoding="utf-8").splitlines()]
+    assert len(recorded.rows) == CHOICES * len(asked)
+    samples: dict[str, list[checks.Row]] = {}
+    for row in recorded.rows:
+        samples.setdefault(row["sample_id"], []).append(row)
+    for rows in samples.values():
+        assert [row["choice_index"] for row in rows] == list(range(CHOICES))
+        first = {tuple(row["tokens"][: turns_of(row)[0]["end"]]) for row in rows}
+        assert len(first) == 1, "the choices of the last turn continue the same first answer"
+    assert sorted(len(turns_of(row)) for row in recorded.rows) == sorted(len(turns) for turns in asked for _ in "ab")
+
+
+def test_every_answer_stays_trainable_and_nothing_else_is(recorded: Recorded) -> None:
+    for row in recorded.rows:
+        spans = turns_of(row)
+        inside = [any(span["start"] <= t < span["end"] for span in spans) for t in range(len(row["tokens"]))]
+        assert [mask != checks.NOT_SAMPLED for mask in row["masked_tokens"]] == inside
+        assert all(span["end"] > span["start"] for span in spans)
+
+
+def test_the_end_of_turn_token_stands_once_per_turn(recorded: Recorded) -> None:
+    for row in recorded.rows:
+        messages = row["full_text"].count("<|im_start|>")
+        unfinished = 0 if turns_of(row)[-1]["finish_reason"] == "stop" else 1
+        assert row["tokens"].count(END_OF_TURN) == messages - unfinished
+        for span in turns_of(row):
+            if span["finish_reason"] == "stop":
+                assert row["tokens"][span["end"] - 1] == END_OF_TURN
+                assert row["masked_tokens"][span["end"] - 1] == END_OF_TURN
+
+
+def test_the_second_prompt_is_what_the_template_gives(
+    recorded: Recorded, questions: Path, environment: Path, kind: str
+) -> None:
+    from managed_cli.tokenizers import load_tokenizer
+
+    tokenizer = load_tokenizer(str(environment / "models" / "smollm2-135m"))
+    asked = {
+        turns[0]: turns for turns in (json.loads(line)["turns"] for line in questions.read_text("utf-8").splitlines())
+    }
+    identical = 0
+    for row in recorded.rows:
+        spans = turns_of(row)
+        turns = next(turns for first, turns in asked.items() if first in row["full_text"])
+        messages: list[dict[str, str]] = []
+        for content, span in zip(turns, spans, strict=True):
+            messages += [{"role": "user", "content": content}, {"role": "assistant", "content": span["text"]}]
+        rendered = tokenizer.render_chat(messages[:-1])
+        sent = row["tokens"][: spans[-1]["start"]]
+        assert tokenizer.decode(sent) == rendered
+        first = row["tokens"][spans[0]["start"] : spans[0]["end"]]
+        if tokenizer.encode_rendered(tokenizer.decode(first)) == first:
+            assert sent == tokenizer.encode_rendered(rendered)
+            identical += 1
+    print(f"{kind}: {identical} of {len(recorded.rows)} second prompts compared id by id")
+    assert identical >= len(recorded.rows) // 2
+
+
+def test_what_was_sent_and_sampled_is_what_is_recorded(recorded: Recorded) -> None:
+    if not recorded.exchanges:
+        pytest.skip("the embedded engine has no wire to listen to; its ids are covered by the forward pass")
+    sampled = {(choice.prompt, choice.tokens) for choice in checks.wire_choices(recorded.exchanges)}
+    for row in recorded.rows:
+        for span in turns_of(row):
+            prompt, answer = row["tokens"][: span["start"]], row["tokens"][span["start"] : span["end"]]
+            assert (tuple(prompt), tuple(answer)) in sampled
+
+
+def test_every_logprob_of_both_turns_is_that_of_a_forward_pass(
+    recorded: Recorded, target: Target, environment: Path, folder: Path, kind: str
+) -> None:
+    report = checks.forward_report(recorded.path, environment=environment, report=folder / f"{kind}.truth.json")
+    checks.assert_true(report, len(recorded.rows), most=target.kind.most, mean=target.kind.mean)
+    checks.managed_cli("inspect", recorded.path, "--check")
+
+
+def test_a_temperature_is_in_the_logprobs_where_the_rows_say_so(
+    target: Target, environment: Path, folder: Path, kind: str
+) -> None:
+    out = folder / f"{kind}-cold.parquet"
+    prompts = (checks.EXAMPLES / "chat.jsonl", "--limit", 3, "--temperature", 0.7, "--max-tokens", 24, "--seed", 3)
+    lines = [line for line in prompts[0].read_text(encoding="utf-8").splitlines() if '"sampling"' not in line]
+    chosen = folder / f"{kind}-cold.jsonl"
+    chosen.write_text("\n".join(lines) + "\n", encoding="utf-8")
+    checks.managed_cli("rollout", chosen, *prompts[1:], *target.arguments(target.base_url), "--out", out)
+    rows = checks.read_rows(out)
+    modes = {json.loads(row["metadata"])["logprobs_mode"] for row in rows}
+    assert modes == ({"temperature"} if kind == "sglang" else {"processed"} if target.kind.tempered else {"raw"})
+    report = checks.forward_report(
+        out,
+        environment=environment,
+        report=folder / f"{kind}-cold.truth.json",
+        temperature=0.7 if target.kind.tempered else 1.0,
+    )
+    checks.assert_true(report, len(rows), most=target.kind.most, mean=target.kind.mean)
+
+
+def test_a_stop_string_ends_the_text_and_leaves_ids_and_logprobs_whole(
+    target: Target, environment: Path, folder: Path, kind: str
+) -> None:
+    out = folder / f"{kind}-stop.parquet"
+    prompts = folder / f"{kind}-stop.jsonl"
+    prompts.write_text(json.dumps({"prompt": "Monday, Tuesday, Wednesday,", "id": "days"}) + "\n", encoding="utf-8")
+    sampling = ("-n", 4, "--max-tokens", 24, "--stop", "day", "--seed", 5)
+    checks.managed_cli("rollout", prompts, *sampling, *target.arguments(target.base_url), "--out", out)
+    rows = checks.read_rows(out)
+    stopped = [row for row in rows if json.loads(row["metadata"])["stop_reason"] == "day"]
+    assert stopped, [row["full_text"] for row in rows]
+    for row in stopped:
+        assert "day" not in turns_of(row)[-1]["text"]
+        assert "day" in row["full_text"][len("Monday, Tuesday, Wednesday,") :]
+    report = checks.forward_report(out, environment=environment, report=folder / f"{kind}-stop.truth.json")
+    checks.assert_true(report, len(rows), most=target.kind.most, mean=target.kind.mean)
+
+
+def test_prompt_logprobs_are_those_of_a_forward_pass_or_are_refused(
+    target: Target, environment: Path, folder: Path, kind: str
+) -> None:
+    scored = asyncio.run(prompt_logprobs(target))
+    if target.kind.server_type in ("llamacpp", "local"):
+        assert scored is None
+        return
+    assert scored is not None
+    assert set(scored) == {"prompt_tokens", "prompt_topk_token_ids", "prompt_topk_logprobs"}
+    truth = forward_topk(scored["prompt_tokens"], environment, folder / f"{kind}.topk.json")
+    assert scored["prompt_topk_token_ids"][0] == scored["prompt_topk_logprobs"][0] == []
+    for position in range(1, len(scored["prompt_tokens"])):
+        ids, logprobs = scored["prompt_topk_token_ids"][position], scored["prompt_topk_logprobs"][position]
+        assert len(ids) == len(logprobs) == TOP_K
+        for token, logprob in zip(ids, logprobs, strict=True):
+            assert abs(truth[position][str(token)] - logprob) <= target.kind.most
+        kth = sorted(truth[position].values(), reverse=True)[TOP_K - 1]
+        assert min(logprobs) >= kth - target.kind.most, "the ids are the top k, up to ties"
+
+
+async def prompt_logprobs(target: Target) -> dict[str, list[Any]] | None:
+    """`get_logprobs` of the text; None where the server type refuses."""
+    from managed_cli import APIServerConfig, ServerManager
+
+    config = APIServerConfig(
+        server_type=target.kind.server_type,
+        base_url=target.base_url,
+        model_name=str(target.weights) if target.base_url is None else None,
+        tokenizer_name=None,
+        context_length=servers.CONTEXT_LENGTH,
+    )
+    async with ServerManager(config) as manager, manager.managed_server() as managed:
+        try:
+            return await managed.get_logprobs(prompt=SCORED_TEXT, top_k=TOP_K)
+        except NotImplementedError:
+            return None
+
+
+def forward_topk(token_ids: list[int], environment: Path, report: Path) -> list[dict[str, float]]:
+    """Per position, logprob by id (as text) of the likeliest tokens, from the float32 model."""
+    script = Path(__file__).with_name("forward_topk.py")
+    model = environment / "models" / "smollm2-135m"
+    subprocess.run(
+        [str(environment / "bin" / "python"), str(script), str(model), json.dumps(token_ids), str(report)],
+        env={name: value for name, value in os.environ.items() if name != "PYTHONPATH"} | {"HF_HUB_OFFLINE": "1"},
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=checks.COMMAND_SECONDS,
+        check=True,
+    )
+    positions: list[dict[str, float]] = json.loads(report.read_text(encoding="utf-8"))
+    return positions
