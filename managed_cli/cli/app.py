@@ -18,7 +18,9 @@ COMMANDS = {
         "rollout_command",
         "Sample completions and record them, one row per choice.",
     ),
+    "inputs": ("managed_cli.cli.inputs", "inputs_command", "Show how prompts are understood, and how long they are."),
     "inspect": ("managed_cli.cli.inspect", "inspect_command", "Show and check what was recorded."),
+    "merge": ("managed_cli.cli.merge", "merge_command", "Join the parts of a run."),
 }
 """Name → (module, attribute, one line for `--help`). The module is imported only when its command runs."""
 

@@ -9,6 +9,7 @@ from rich.text import Text
 
 from managed_cli.cli.page import LABEL_WIDTH, Page, counted, excerpt, visible
 from managed_cli.cli.tokens_view import in_words, metadata_of
+from managed_cli.storage.footer import Session
 from managed_cli.storage.reader import Recording, RecordingState
 from managed_cli.storage.summary import Summary
 
@@ -17,6 +18,9 @@ if TYPE_CHECKING:  # numpy, which only `--check` needs
 
 BYTES_PER_UNIT = 1000
 """Sizes as disks and `ls --si` count them."""
+
+SESSIONS_SHOWN = 8
+"""Starts of a run whose rows are told; all of them stand in the file."""
 
 
 def show_title(page: Page, recording: Recording, *, row: int | None = None) -> None:
@@ -59,6 +63,9 @@ def _counts(recording: Recording, summary: Summary) -> list[tuple[str, str]]:
         ("finish reasons", _shares(summary.finish_reasons, summary.rows) or "none"),
         ("mean logprob", "none: nothing was sampled" if mean is None else f"{mean:.4f} per sampled token"),
     ]
+    sessions = recording.sessions()
+    if len(sessions) > 1:
+        facts.append(("sessions", f"{len(sessions):,}: {_rows_of(sessions)}"))
     if summary.fork_reasons:
         facts.append(("new nodes", _shares(summary.fork_reasons, summary.rows)))
     if summary.nonfinite_rows:
@@ -70,6 +77,12 @@ def _counts(recording: Recording, summary: Summary) -> list[tuple[str, str]]:
             ("failed", f"{counted(recording.failed_samples(), 'sample')}, listed in {recording.failures_path}")
         )
     return facts
+
+
+def _rows_of(sessions: Sequence[Session]) -> str:
+    """`120, 80, 40 rows`; of a run that was resumed often, the first sessions."""
+    shown = ", ".join(f"{session.rows:,}" for session in sessions[:SESSIONS_SHOWN])
+    return f"{shown}{', …' if len(sessions) > SESSIONS_SHOWN else ''} rows"
 
 
 def _shares(counts: Mapping[str, int], total: int) -> str:

@@ -5,6 +5,7 @@
         shard-00000.parquet …       whole shards, each the rows of whole samples
         .shard-00001.tmp            a shard being written; never data
         .managed-cli.lock           pid and host of the writer
+        .merged                     the shards are all in the finished file: what is left of them is to go
     out.parquet.failures.jsonl      one line per failed sample
 
     DIR/                            a directory that stays one: shards, `.failures.jsonl`, and while it grows the lock
@@ -31,9 +32,11 @@ FAILURES_SUFFIX = ".failures.jsonl"
 DIRECTORY_FAILURES_NAME = ".failures.jsonl"
 LOCK_NAME = ".managed-cli.lock"
 MERGED_TEMP_NAME = ".merged.tmp"
+MERGED_MARK_NAME = ".merged"
+FAILURES_TEMP_NAME = ".failures.tmp"
 
 _SHARD = re.compile(r"shard-\d{5,}\.parquet")
-_TEMP = re.compile(r"\.(shard-\d{5,}|merged)\.tmp")
+_TEMP = re.compile(r"\.(shard-\d{5,}|merged|failures)\.tmp")
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,16 +60,32 @@ class OutputPlace:
         """`growing` as messages show it, with the slash of a directory."""
         return f"{self.growing}/"
 
+    @property
+    def merged_mark(self) -> Path:
+        """Stands while shards are removed whose rows are all in `final`."""
+        return self.growing / MERGED_MARK_NAME
+
+    @property
+    def option(self) -> str:
+        """What `--out` names it by."""
+        return str(self.final) if self.single_file else self.growing_name
+
 
 def output_place(path: str) -> OutputPlace:
     """Where the output `path` goes: a directory when it ends in `/` or is one, else a file.
 
     Raises:
-        OutputError: `path` is empty.
+        OutputError: `path` is empty, or is where another output grows.
     """
     if not path:
         raise OutputError("the output path is empty", hint="`--out out.parquet` or `--out DIR/`")
     final = Path(path)
+    if final.name.endswith(PARTIAL_SUFFIX):
+        name = str(final).removesuffix(PARTIAL_SUFFIX)
+        raise OutputError(
+            f"`{path}` is where the output `{name}` grows, not an output of its own",
+            hint=f"`--out {name} --resume` goes on with it",
+        )
     if path.endswith(os.sep) or final.is_dir():
         return OutputPlace(final=final, growing=final, failures=final / DIRECTORY_FAILURES_NAME, single_file=False)
     return OutputPlace(
@@ -87,12 +106,14 @@ def shard_temp_name(index: int) -> str:
     return f".shard-{index:05d}.tmp"
 
 
+def shard_index(shard: Path) -> int:
+    """The number in the name of a shard."""
+    return int(shard.stem.removeprefix("shard-"))
+
+
 def shards_in(directory: Path) -> list[Path]:
     """The shards of `directory`, in the order they were written."""
-    return sorted(
-        (entry for entry in directory.iterdir() if _SHARD.fullmatch(entry.name)),
-        key=lambda shard: int(shard.stem.removeprefix("shard-")),
-    )
+    return sorted((entry for entry in directory.iterdir() if _SHARD.fullmatch(entry.name)), key=shard_index)
 
 
 def temps_in(directory: Path) -> list[Path]:

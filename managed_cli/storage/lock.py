@@ -27,16 +27,20 @@ class Writer:
 
     Attributes:
         pid: None where the file does not say.
+        has_let_go: whether it said itself that it writes no longer, as a process that lives on may.
     """
 
     pid: int | None
     host: str
+    has_let_go: bool = False
 
     def __str__(self) -> str:
         return f"process {self.pid} on {self.host}" if self.pid else "another process"
 
     def may_be_alive(self) -> bool:
-        """False once the process is known to be gone; of another host nothing is known."""
+        """False once the process has let go or is known to be gone; of another host nothing is known."""
+        if self.has_let_go:
+            return False
         if self.host != socket.gethostname() or self.pid is None:
             return True
         try:
@@ -59,7 +63,7 @@ def find_writer(directory: Path) -> Writer | None:
 def _parsed_writer(text: str) -> Writer:
     try:
         facts = json.loads(text)
-        return Writer(pid=int(facts["pid"]), host=str(facts["host"]))
+        return Writer(pid=int(facts["pid"]), host=str(facts["host"]), has_let_go=facts.get("has_let_go") is True)
     except (ValueError, KeyError, TypeError):  # being written at this moment
         return Writer(pid=None, host=socket.gethostname())
 
@@ -103,18 +107,35 @@ class WriterLock:
                     hint="wait until it ends, or choose another `--out`",
                 ) from error
             if _is_same_file(descriptor, path):
-                os.ftruncate(descriptor, 0)
-                os.pwrite(descriptor, json.dumps({"pid": os.getpid(), "host": socket.gethostname()}).encode(), 0)
-                return cls(path, descriptor, found=found)
+                lock = cls(path, descriptor, found=found)
+                try:
+                    lock._name_holder()
+                except OSError:
+                    lock.release(remove=not found)
+                    raise
+                return lock
             os.close(descriptor)
         raise OutputError(f"`{directory}/` is being written by other processes in turn; none of it was touched")
+
+    def _name_holder(self, *, has_let_go: bool = False) -> None:
+        assert self._descriptor is not None
+        facts = {"pid": os.getpid(), "host": socket.gethostname(), "has_let_go": has_let_go}
+        text = json.dumps(facts).encode()
+        os.pwrite(self._descriptor, text, 0)  # first, as what is cut off first may find no room again on a full disk
+        os.ftruncate(self._descriptor, len(text))
+
+    def is_in_place(self) -> bool:
+        """Whether the lock still stands where it was made: false once the directory was removed or replaced."""
+        return self._descriptor is not None and _is_same_file(self._descriptor, self._path)
 
     def release(self, *, remove: bool) -> None:
         """Let go; `remove` also takes the file away, as a finished output has none. Twice is once."""
         if self._descriptor is None:
             return
-        if remove:
-            with contextlib.suppress(FileNotFoundError):
+        with contextlib.suppress(OSError):  # a full or read-only disk: the file is stale then, and in nobody's way
+            if not remove:
+                self._name_holder(has_let_go=True)
+            elif self.is_in_place():
                 self._path.unlink()
         os.close(self._descriptor)
         self._descriptor = None
@@ -124,6 +145,6 @@ def _is_same_file(descriptor: int, path: Path) -> bool:
     """Whether `path` still names the file that was opened, and not one made after it was removed."""
     try:
         named = path.stat()
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):
         return False
     return os.path.samestat(os.fstat(descriptor), named)

@@ -11,14 +11,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from managed_cli.errors import OutputError
-from managed_cli.storage.schema import (
-    COLUMNS,
-    RUN_METADATA_KEY,
-    SCHEMA,
-    SUMMARY_METADATA_KEY,
-    Column,
-)
-from managed_cli.storage.summary import Summary
+from managed_cli.storage.footer import Footer
+from managed_cli.storage.schema import COLUMNS, SCHEMA, Column
 
 ROW_GROUP_ROWS = 2048
 """Most rows per row group, so that one row is found without decoding many others."""
@@ -69,16 +63,14 @@ def _halved_to_fit(batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
     yield from _halved_to_fit(batch.slice(half))
 
 
-def write_parquet(path: Path, batches: Iterable[pa.RecordBatch], *, run_facts: str, summary: Summary) -> None:
+def write_parquet(path: Path, batches: Iterable[pa.RecordBatch], footer: Footer) -> None:
     """`path` is a complete Parquet file of `batches`, flushed to the disk itself.
-
-    Args:
-        run_facts: JSON object for the key-value metadata.
-        summary: counts over exactly these rows.
 
     Raises:
         OSError: the disk is full, read-only, …; `path` is then gone.
+        OutputError: `batches` are not the rows that `footer` counts; likewise.
     """
+    rows = 0
     try:
         with path.open("wb") as file:
             with pq.ParquetWriter(
@@ -92,20 +84,19 @@ def write_parquet(path: Path, batches: Iterable[pa.RecordBatch], *, run_facts: s
             ) as writer:
                 for table in row_groups(batches):
                     writer.write_table(table, row_group_size=table.num_rows)
-                writer.add_key_value_metadata({RUN_METADATA_KEY: run_facts, SUMMARY_METADATA_KEY: summary.to_json()})
+                    rows += table.num_rows
+                if rows != footer.summary.rows:
+                    raise OutputError(
+                        f"{rows} rows came together where {footer.summary.rows} were recorded: a shard has changed",
+                        details=("the shards stay as they are", "nothing was put in their place"),
+                    )
+                writer.add_key_value_metadata(footer.key_values())
             file.flush()
             os.fsync(file.fileno())
     except BaseException:
         with contextlib.suppress(OSError):
             path.unlink()
         raise
-
-
-def read_batches(file: Path) -> Iterator[pa.RecordBatch]:
-    """The rows of one of our files, one row group in memory at a time."""
-    with pq.ParquetFile(file, page_checksum_verification=True) as parquet:
-        for index in range(parquet.num_row_groups):
-            yield from parquet.read_row_group(index).to_batches()
 
 
 def fsync_directory(directory: Path) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import enum
-import json
 import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -16,9 +15,17 @@ import pyarrow.parquet as pq
 
 from managed_cli.errors import ConfigError, OutputError
 from managed_cli.storage import layout
+from managed_cli.storage.failures import failure_lines
+from managed_cli.storage.footer import Session, added_sessions, find_json_object, parsed_sessions
 from managed_cli.storage.lock import find_writer
 from managed_cli.storage.parquet import ROW_GROUP_ROWS
-from managed_cli.storage.schema import RUN_METADATA_KEY, SCHEMA, SUMMARY_METADATA_KEY
+from managed_cli.storage.schema import (
+    FINGERPRINT_METADATA_KEY,
+    RUN_METADATA_KEY,
+    SCHEMA,
+    SESSIONS_METADATA_KEY,
+    SUMMARY_METADATA_KEY,
+)
 from managed_cli.storage.summary import SUMMARY_COLUMNS, Summary
 
 PARQUET_MAGIC = b"PAR1"
@@ -42,7 +49,10 @@ class RecordedFile:
 
     Attributes:
         first_row: number of its first row in the recording.
+        has_our_schema: whether columns, types and nullability are exactly those of the schema.
         run_facts: None where the footer has none.
+        fingerprint: likewise.
+        sessions: which start of the run wrote how many of the rows; empty where the footer does not say.
         summary: None where the footer has none that can be used.
     """
 
@@ -51,7 +61,10 @@ class RecordedFile:
     first_row: int
     row_groups: int
     bytes_on_disk: int
+    has_our_schema: bool
     run_facts: dict[str, Any] | None  # Any: free-form JSON values
+    fingerprint: dict[str, Any] | None  # Any: as above
+    sessions: tuple[Session, ...]
     summary: Summary | None
 
     def iter_batches(self, columns: Sequence[str] | None = None, *, row_group: int | None = None) -> Iterator[Any]:
@@ -114,11 +127,15 @@ class Recording:
         return place.failures if place.failures.is_file() else None
 
     def failed_samples(self) -> int:
-        """How many samples failed: lines of `failures_path`."""
+        """How many samples stand failed in `failures_path`."""
         if self.failures_path is None:
             return 0
-        with _read_faults_told(self.failures_path), self.failures_path.open("rb") as file:
-            return sum(1 for line in file if line.strip())
+        with _read_faults_told(self.failures_path):
+            return sum(1 for _ in failure_lines(self.failures_path))
+
+    def sessions(self) -> tuple[Session, ...]:
+        """Which start of the run recorded how many of the rows; more than one where it was resumed."""
+        return added_sessions(session for file in self.files for session in file.sessions)
 
     def summary(self) -> Summary:
         """Counts over all rows: from the footers, and by reading the narrow columns of files that have none."""
@@ -189,11 +206,11 @@ def _opened(asked: Path) -> Recording:
             hint = "`--out` of `managed-cli rollout` names it; it is `out.parquet` by default"
             raise OutputError(f"`{asked}` does not exist", hint=hint)
         path, note = partial, f"`{asked}` is not finished; this is `{partial}/`"
-    elif asked.is_file() and partial.is_dir():
+    elif asked.is_file() and partial.is_dir() and not (partial / layout.MERGED_MARK_NAME).exists():
         note = f"this is the finished run; beside it stands `{partial}/`, of one that is not finished"
     if path.is_dir() or path is partial:
         return _opened_directory(path, note)
-    return Recording(path=path, files=_described_files([path]), state=RecordingState.FINISHED, note=note)
+    return Recording(path=path, files=described_files([path]), state=RecordingState.FINISHED, note=note)
 
 
 def _opened_directory(directory: Path, note: str | None) -> Recording:
@@ -213,10 +230,16 @@ def _opened_directory(directory: Path, note: str | None) -> Recording:
         alive = writer is not None and writer.may_be_alive()
         state = RecordingState.GROWING if alive else RecordingState.UNFINISHED
     words = str(writer) if writer is not None else None
-    return Recording(path=directory, files=_described_files(files), state=state, note=note, writer=words)
+    return Recording(path=directory, files=described_files(files), state=state, note=note, writer=words)
 
 
-def _described_files(paths: Sequence[Path]) -> tuple[RecordedFile, ...]:
+def described_files(paths: Sequence[Path]) -> tuple[RecordedFile, ...]:
+    """The files of one recording, in this order, by their footers.
+
+    Raises:
+        OutputError: one is not Parquet, is truncated, or lacks columns of the schema.
+        FileNotFoundError: one has gone.
+    """
     files: list[RecordedFile] = []
     for path in paths:
         footer = _footer(path)
@@ -230,7 +253,10 @@ def _described_files(paths: Sequence[Path]) -> tuple[RecordedFile, ...]:
                 first_row=files[-1].first_row + files[-1].rows if files else 0,
                 row_groups=footer.num_row_groups,
                 bytes_on_disk=path.stat().st_size,
-                run_facts=_find_json_object(keys.get(RUN_METADATA_KEY)),
+                has_our_schema=found.equals(SCHEMA),
+                run_facts=find_json_object(keys.get(RUN_METADATA_KEY)),
+                fingerprint=find_json_object(keys.get(FINGERPRINT_METADATA_KEY)),
+                sessions=parsed_sessions(keys.get(SESSIONS_METADATA_KEY)),
                 summary=_find_summary(keys.get(SUMMARY_METADATA_KEY)),
             )
         )
@@ -272,16 +298,6 @@ def _refuse_other_columns(path: Path, found: pa.Schema) -> None:
             f"`{path}` is Parquet, but not a recording: it has no column {', '.join(missing)}",
             details=(f"its columns: {', '.join(found.names[:20])}",),
         )
-
-
-def _find_json_object(text: bytes | None) -> dict[str, Any] | None:  # Any: free-form JSON values
-    if text is None:
-        return None
-    with contextlib.suppress(ValueError):
-        value = json.loads(text)
-        if isinstance(value, dict):
-            return value
-    return None
 
 
 def _find_summary(text: bytes | None) -> Summary | None:

@@ -27,6 +27,12 @@ RUN_METADATA_KEY = b"managed_cli.run"
 SUMMARY_METADATA_KEY = b"managed_cli.summary"
 """Key-value metadata: JSON object of counts over this file's rows (`storage.summary.Summary`)."""
 
+FINGERPRINT_METADATA_KEY = b"managed_cli.fingerprint"
+"""Key-value metadata: flat JSON object of the settings that must not change while a run is resumed."""
+
+SESSIONS_METADATA_KEY = b"managed_cli.sessions"
+"""Key-value metadata: JSON array of which session wrote how many of this file's rows (`storage.footer.Session`)."""
+
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Column:

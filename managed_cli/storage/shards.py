@@ -5,158 +5,99 @@ shard's name is complete. Killed at any instant, what stands on disk is whole sh
 
 With `overwrite`, the old rows stay until the new run has something to put in their place: old shards and
 failures go when its first shard or failure is written, an old finished file is replaced by `finish()`.
+
+With `resume`, what stands is gone on from: new shards are numbered after the last. A finished file becomes the first
+shard of a directory that grows beside it, and stays what it is until `finish()` replaces it by all of them. Before the
+first failure of a run there is a shard, if need be one without rows: it says which run the failures are of.
 """
 
 from __future__ import annotations
 
 import contextlib
-import dataclasses
-import json
 import os
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
 import pyarrow as pa
 
-from managed_cli.errors import OutputError
-from managed_cli.storage import layout
+from managed_cli.errors import ConfigError, OutputError
+from managed_cli.storage import layout, standing
+from managed_cli.storage.failures import FailureJournal
+from managed_cli.storage.final import put_final_file
+from managed_cli.storage.footer import Fingerprint, Footer, Session, added_sessions, facts_json
 from managed_cli.storage.lock import WriterLock
-from managed_cli.storage.parquet import disk_faults_told, fsync_directory, read_batches, write_parquet
-from managed_cli.storage.schema import SCHEMA, SCHEMA_VERSION, json_text, record_batch
-from managed_cli.storage.summary import SUMMARY_COLUMNS, Summary
+from managed_cli.storage.parquet import disk_faults_told, fsync_directory, write_parquet
+from managed_cli.storage.pending import PendingRows, storable_batch
+from managed_cli.storage.recorded_ids import RecordedIds
+from managed_cli.storage.schema import json_text
+from managed_cli.storage.standing import Earlier, SampleStanding
+from managed_cli.storage.summary import Summary
 
 if TYPE_CHECKING:
     from managed_cli.node import SequenceNode
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class PendingRows:
-    """Rows taken out of the buffer, to be written as one shard.
-
-    Attributes:
-        batches: one per sample, in the order they were added.
-    """
-
-    batches: tuple[pa.RecordBatch, ...]
-
-    @property
-    def rows(self) -> int:
-        """How many rows these are."""
-        return sum(batch.num_rows for batch in self.batches)
-
-    def summary(self) -> Summary:
-        """Counts over these rows."""
-        table = pa.Table.from_batches(self.batches, schema=SCHEMA).select(list(SUMMARY_COLUMNS))
-        summary = Summary()
-        for batch in table.combine_chunks().to_batches():
-            summary.add_batch(batch)
-        return summary
-
-
-def open_output(path: str, *, run_facts: Mapping[str, object], rows_per_shard: int, overwrite: bool) -> ShardedOutput:
-    """The output `path`, locked for this process; nothing that stood there is changed yet.
+def open_output(
+    path: str,
+    *,
+    run_facts: Mapping[str, object],
+    rows_per_shard: int,
+    fingerprint: Fingerprint | None = None,
+    overwrite: bool = False,
+    resume: bool = False,
+    retry_failed: bool = False,
+) -> ShardedOutput:
+    """The output `path`, locked for this process; no row that stood there is changed yet.
 
     Args:
         path: `out.parquet` ends as one file; `DIR/`, or a directory that exists, stays a directory of shards.
         run_facts: settings, server, model, …: JSON values, no secrets. They go into every file's footer.
         rows_per_shard: `shard_due` from this many buffered rows on.
+        fingerprint: the settings that must be those of the run that is resumed; None leaves them to `describe_run`.
         overwrite: an earlier output of ours may be replaced; other files never are.
+        resume: an earlier output is gone on from; where there is none, the run begins.
+        retry_failed: samples that failed in an earlier session are owed again.
 
     Raises:
-        OutputError: something stands there, another process writes there, or nothing can be written there.
+        ConfigError: options that contradict each other.
+        OutputError: something stands there, another process writes there, nothing can be written there, or what
+            is to be resumed was recorded with another fingerprint.
     """
-    with disk_faults_told(f"write to `{path}`", unharmed="nothing on disk was changed"):
-        place = layout.output_place(path)
-        if not place.final.parent.is_dir():
-            raise OutputError(
-                f"cannot write to `{path}`: there is no directory `{place.final.parent}/`",
-                hint=f"mkdir -p {place.final.parent}",
-            )
-        _refuse_wrong_kind(place)
-        made_here = not place.growing.exists()
-        lock = WriterLock.acquire(place.growing)
+    if overwrite and resume:
+        raise ConfigError("--overwrite starts anew and --resume goes on: only one of them can be meant")
+    if retry_failed and not resume:
+        raise ConfigError("--retry-failed belongs to --resume")
+    with disk_faults_told(f"write to `{path}`", unharmed=standing.NOTHING_CHANGED):
+        place, lock, made_here = standing.claimed(path)
         try:
-            _refuse_what_stands(place, overwrite=overwrite)
+            if not overwrite and not resume:
+                standing.refuse_existing(place)
             for temp in layout.temps_in(place.growing):
                 temp.unlink()
+            output = ShardedOutput(
+                place,
+                lock,
+                standing.find_earlier(place) if resume else Earlier(),
+                rows_per_shard=rows_per_shard,
+                retry_failed=retry_failed,
+                made_directory=made_here,
+            )
+            output.describe_run(run_facts, fingerprint=fingerprint)
+            output.take_over_failures()
         except BaseException:
-            _let_go(place, lock, made_directory=made_here, has_begun=False)
+            standing.let_go(place, lock, made_directory=made_here, has_begun=False)
             raise
-    return ShardedOutput(
-        place, lock, run_facts=_facts_json(run_facts), rows_per_shard=rows_per_shard, made_directory=made_here
-    )
-
-
-def _facts_json(run_facts: Mapping[str, object]) -> str:
-    return json_text({**run_facts, "schema_version": SCHEMA_VERSION})
-
-
-def _refuse_wrong_kind(place: layout.OutputPlace) -> None:
-    """Raise where a file is wanted and something else stands, or the other way round."""
-    if place.single_file and place.final.exists() and not place.final.is_file():
-        raise OutputError(f"cannot write to `{place.final}`: it is not a regular file")
-    if place.growing.exists() and not place.growing.is_dir():
-        raise OutputError(f"cannot write to `{place.growing_name}`: a file of that name stands there")
-
-
-def _refuse_what_stands(place: layout.OutputPlace, *, overwrite: bool) -> None:
-    """Raise unless what stands at `place` is nothing, or ours and to be overwritten."""
-    if place.single_file and place.final.exists():
-        if not layout.is_recording(place.final):
-            raise OutputError(
-                f"`{place.final}` exists and is not a recording, so it is not overwritten",
-                details=("nothing on disk was changed",),
-                hint="choose another `--out`",
-            )
-        if not overwrite:
-            raise OutputError(
-                f"`{place.final}` exists and holds {layout.row_count([place.final])} rows of a finished run",
-                details=("nothing on disk was changed",),
-                hint="choose another `--out`, or `--overwrite` to replace it once this run has finished",
-            )
-    foreign = layout.foreign_names_in(place.growing)
-    if foreign:
-        more = f" and {len(foreign) - 3} more" if len(foreign) > 3 else ""
-        raise OutputError(
-            f"`{place.growing_name}` holds files that are not a recording: {', '.join(foreign[:3])}{more}",
-            details=("nothing on disk was changed",),
-            hint="choose an empty or a new directory",
-        )
-    shards = layout.shards_in(place.growing)
-    if shards and not overwrite:
-        raise OutputError(
-            f"`{place.growing_name}` holds {layout.row_count(shards)} rows in {_shards_in_words(len(shards))}"
-            + (" of a run that did not finish" if place.single_file else ""),
-            details=("nothing on disk was changed",),
-            hint="choose another `--out`, or `--overwrite` to start anew",
-        )
-
-
-def _shards_in_words(count: int) -> str:
-    return f"{count} shard" if count == 1 else f"{count} shards"
-
-
-def _let_go(place: layout.OutputPlace, lock: WriterLock, *, made_directory: bool, has_begun: bool) -> None:
-    """Release the lock; its file stays only beside rows that are not finished."""
-    has_rows = place.growing.is_dir() and bool(layout.shards_in(place.growing))
-    lock.release(remove=not (has_rows and (has_begun or lock.found)))
-    if made_directory:
-        _remove_if_empty(place.growing)
-
-
-def _remove_if_empty(directory: Path) -> None:
-    with contextlib.suppress(OSError):
-        directory.rmdir()
+    return output
 
 
 class ShardedOutput:
     """An output that grows by whole shards; use it as a context manager.
 
-    `add`, `take_pending` and `pending_rows` belong to one thread and do no I/O. `write_shard`, `record_failure`
-    and `finish` block on the disk and may run in another thread.
+    `add`, `take_pending`, `standing` and `pending_rows` belong to one thread and do no I/O. `write_shard`,
+    `record_failure` and `finish` block on the disk and may run in another thread.
 
     Attributes:
         rows_per_shard: `shard_due` from this many buffered rows on.
@@ -166,26 +107,60 @@ class ShardedOutput:
         self,
         place: layout.OutputPlace,
         lock: WriterLock,
+        earlier: Earlier,
         *,
-        run_facts: str,
         rows_per_shard: int,
+        retry_failed: bool,
         made_directory: bool,
     ) -> None:
         self.rows_per_shard = rows_per_shard
         self._place = place
         self._lock = lock
-        self._run_facts = run_facts
+        self._earlier = earlier
+        self._retry_failed = retry_failed
         self._made_directory = made_directory
+        self._run_facts = facts_json({})
+        self._fingerprint: Fingerprint | None = None
         self._disk_access = threading.Lock()
         self._has_begun = False
-        self._shard_count = 0
-        self._written = Summary()
+        self._has_shard = False
+        self._next_shard = earlier.next_shard()
+        self._session_number = max((session.number for session in earlier.sessions), default=0) + 1
+        self._added = Summary()
+        self._failures = FailureJournal(place.failures, place.growing / layout.FAILURES_TEMP_NAME)
         self._batches: list[pa.RecordBatch] = []
         self._pending_rows = 0
 
-    def describe_run(self, run_facts: Mapping[str, object]) -> None:
-        """`run_facts` go into the footers from now on: most are known only once the server has been asked."""
-        self._run_facts = _facts_json(run_facts)
+    def describe_run(self, run_facts: Mapping[str, object], *, fingerprint: Fingerprint | None = None) -> None:
+        """`run_facts` go into the footers from now on: most are known only once the server has been asked.
+
+        Args:
+            fingerprint: all of it; without one ever told, it is the empty one.
+
+        Raises:
+            OutputError: what is to be resumed was recorded with another fingerprint.
+        """
+        self._run_facts = facts_json(run_facts)
+        if fingerprint is not None:
+            self._fingerprint = fingerprint
+            standing.refuse_other_run(self._place, self._earlier, fingerprint, partly=False)
+
+    def refuse_other_settings(self, settings: Fingerprint) -> None:
+        """Compare what is known of the fingerprint already, before a server is started or asked.
+
+        Raises:
+            OutputError: what is to be resumed was recorded with other values of these keys.
+        """
+        standing.refuse_other_run(self._place, self._earlier, settings, partly=True)
+
+    def take_over_failures(self) -> None:
+        """Failures of earlier sessions stand, but for samples that are recorded after all.
+
+        Raises:
+            OSError: their file cannot be read, or not be written anew.
+        """
+        if self._earlier.files:
+            self._failures.load(self._earlier.recorded)
 
     @property
     def growing_path(self) -> Path:
@@ -194,8 +169,26 @@ class ShardedOutput:
 
     @property
     def failures_path(self) -> Path:
-        """The JSON lines file of failed samples; there only once a sample has failed."""
+        """The JSON lines file of failed samples; there only while a sample stands failed."""
         return self._place.failures
+
+    @property
+    def recorded(self) -> RecordedIds:
+        """The samples that earlier sessions have recorded; empty where nothing is resumed."""
+        return self._earlier.recorded
+
+    @property
+    def failed_samples(self) -> int:
+        """How many samples stand failed now, those of earlier sessions included."""
+        return len(self._failures)
+
+    def standing(self, sample_id: str) -> SampleStanding:
+        """Whether earlier sessions leave anything to be done for this sample of the input."""
+        if sample_id in self._earlier.recorded:
+            return SampleStanding.RECORDED
+        if sample_id in self._failures and not self._retry_failed:
+            return SampleStanding.FAILED
+        return SampleStanding.OWED
 
     @property
     def pending_rows(self) -> int:
@@ -209,13 +202,13 @@ class ShardedOutput:
 
     @property
     def rows_on_disk(self) -> int:
-        """Rows of this run in whole shards."""
-        return self._written.rows
+        """Rows of this run on disk, those of earlier sessions included."""
+        return self.summary.rows
 
     @property
     def summary(self) -> Summary:
-        """Counts over the rows on disk."""
-        return self._written
+        """Counts over the rows on disk, those of earlier sessions included."""
+        return self._earlier.summary.merged(self._added)
 
     def add(self, nodes: Sequence[SequenceNode]) -> None:
         """Buffer all rows of one finished sample; they will stand next to each other in one shard.
@@ -225,7 +218,7 @@ class ShardedOutput:
         """
         if not nodes:
             return
-        batch = _storable_batch(nodes)
+        batch = storable_batch(nodes)
         self._batches.append(batch)
         self._pending_rows += batch.num_rows
 
@@ -236,32 +229,32 @@ class ShardedOutput:
         return pending
 
     def write_shard(self, pending: PendingRows) -> None:
-        """`pending` is on the disk as one shard; nothing happens without rows.
+        """`pending` is on the disk as one shard, and its samples stand failed no longer; nothing without rows.
 
         Raises:
             OutputError: it cannot be written; `pending` may be tried again.
         """
         if pending.rows == 0:
             return
-        with self._disk_access, self._growing_faults_told("write a shard to"):
+        lost = f"{pending.rows} rows of {pending.samples} samples are not on disk, so these samples are owed still"
+        with self._disk_access, self._faults_told("write a shard to", lost=lost):
             self._put_shard(pending)
+            self._failures.clear(pending.sample_ids())
 
     def record_failure(self, failure: Mapping[str, object]) -> None:
-        """`failure` is on the disk as one more line of the failures file.
+        """`failure` is on the disk as one more line of the failures file, with the time unless it has one.
+
+        Args:
+            failure: JSON values; `sample_id` is one of them.
 
         Raises:
             OutputError: it cannot be written.
         """
-        line = json.dumps(failure, default=str) + "\n"
-        with self._disk_access, self._growing_faults_told("record a failed sample beside"):
-            self._begin()
-            is_new = not self._place.failures.exists()
-            with self._place.failures.open("a", encoding="utf-8") as file:
-                file.write(line)
-                file.flush()
-                os.fsync(file.fileno())
-            if is_new:
-                fsync_directory(self._place.failures.parent)
+        sample_id = str(failure["sample_id"])
+        lost = f"sample {sample_id} is neither recorded nor listed as failed, so it is owed still"
+        with self._disk_access, self._faults_told("record a failed sample beside", lost=lost):
+            self._say_which_run()
+            self._failures.append(sample_id, failure)
 
     def finish(self) -> Path:
         """The finished file or directory; what was still buffered is in it, and the lock is released.
@@ -270,20 +263,25 @@ class ShardedOutput:
             OutputError: it cannot be written; the shards are whole where they are.
         """
         self.write_shard(self.take_pending())
-        with self._disk_access, self._growing_faults_told("finish"):
-            self._begin()
-            if self._place.single_file:
-                self._merge_shards()
-            elif self._shard_count == 0:
-                self._put_shard(PendingRows(()))
+        if not self._is_finished_already():
+            with self._disk_access, self._faults_told("finish"):
+                self._say_which_run()
+                self._failures.compact()
+                if self._place.single_file:
+                    sessions = [*self._earlier.sessions, self._session(self._added)]
+                    put_final_file(self._place, self._footer(self.summary, sessions))
         self._lock.release(remove=True)
         if self._place.single_file:
-            _remove_if_empty(self._place.growing)
+            standing.remove_if_empty(self._place.growing)
         return self._place.final
 
     def close(self) -> None:
         """Release the lock; what is on disk stays, and a directory without a shard goes as it came."""
-        _let_go(self._place, self._lock, made_directory=self._made_directory, has_begun=self._has_begun)
+        if self._has_begun and self._lock.is_in_place():
+            # What a full disk keeps from being tidied now, the next `open_output` tidies.
+            with contextlib.suppress(OSError):
+                self._failures.compact()
+        standing.let_go(self._place, self._lock, made_directory=self._made_directory, has_begun=self._has_begun)
 
     def __enter__(self) -> Self:
         return self
@@ -293,66 +291,89 @@ class ShardedOutput:
     ) -> None:
         self.close()
 
+    def _is_finished_already(self) -> bool:
+        """Whether a finished file was resumed and nothing came to it."""
+        return self._earlier.is_finished_file and not self._has_begun
+
     def _begin(self) -> None:
-        """Take away what an earlier run left: this one has its first result."""
+        """This session has its first result: what it replaces goes, what it goes on from is made to grow."""
         if self._has_begun:
             return
-        for shard in reversed(layout.shards_in(self._place.growing)):
-            shard.unlink()
-        self._place.failures.unlink(missing_ok=True)
+        if self._earlier.is_finished_file:
+            standing.grow_from(self._place.final, self._place.growing)
+        elif not self._earlier.files:
+            for shard in reversed(layout.shards_in(self._place.growing)):
+                shard.unlink()
+            self._place.merged_mark.unlink(missing_ok=True)
+            self._failures.forget()
         fsync_directory(self._place.growing)
         fsync_directory(self._place.growing.parent)
         self._has_begun = True
 
-    def _put_shard(self, pending: PendingRows) -> None:
-        summary = pending.summary()
-        temp = self._place.growing / layout.shard_temp_name(self._shard_count)
-        write_parquet(temp, pending.batches, run_facts=self._run_facts, summary=summary)
-        self._begin()
-        temp.rename(self._place.growing / layout.shard_name(self._shard_count))
-        fsync_directory(self._place.growing)
-        self._shard_count += 1
-        self._written = self._written.merged(summary)
+    def _say_which_run(self) -> None:
+        """There is a shard with the fingerprint; one without rows where there are none yet."""
+        self._refuse_other_places_and_runs()
+        if self._earlier.files:
+            self._begin()
+        elif not self._has_shard:
+            self._put_shard(PendingRows(()))
 
-    def _merge_shards(self) -> None:
-        """`final` is complete, then the shards go. A single shard is the file already."""
-        shards = layout.shards_in(self._place.growing)
-        if len(shards) == 1:
-            shards[0].rename(self._place.final)
-        else:
-            temp = self._place.growing / layout.MERGED_TEMP_NAME
-            batches = (batch for shard in shards for batch in read_batches(shard))
-            write_parquet(temp, batches, run_facts=self._run_facts, summary=self._written)
-            temp.rename(self._place.final)
-        fsync_directory(self._place.final.parent)
-        # The file is complete: a shard that cannot be removed now is clutter, not a fault.
-        with contextlib.suppress(OSError):
-            for shard in layout.shards_in(self._place.growing):
-                shard.unlink()
+    def _put_shard(self, pending: PendingRows) -> None:
+        self._refuse_other_places_and_runs()
+        summary = pending.summary()
+        temp = self._place.growing / layout.shard_temp_name(self._next_shard)
+        write_parquet(temp, pending.batches, self._footer(summary, [self._session(summary)]))
+        try:
+            self._begin()
+            temp.rename(self._place.growing / layout.shard_name(self._next_shard))
+        except BaseException:
+            with contextlib.suppress(OSError):
+                temp.unlink()
+            raise
+        fsync_directory(self._place.growing)
+        self._has_shard = True
+        self._next_shard += pending.rows > 0
+        self._added = self._added.merged(summary)
+
+    def _session(self, summary: Summary) -> Session:
+        return Session(number=self._session_number, rows=summary.rows, samples=summary.samples)
+
+    def _footer(self, summary: Summary, sessions: Iterable[Session]) -> Footer:
+        return Footer(
+            run_facts=self._run_facts,
+            fingerprint=json_text(self._fingerprint or {}),
+            sessions=added_sessions(sessions),
+            summary=summary,
+        )
+
+    def _refuse_other_places_and_runs(self) -> None:
+        if self._fingerprint is None:
+            standing.refuse_other_run(self._place, self._earlier, {}, partly=False)
+        if not self._lock.is_in_place():
+            raise OutputError(
+                f"`{self._place.growing_name}` was removed or replaced while it was being written",
+                details=("the rows that it held are not there any more; what stands there now was not touched",),
+                hint="a new run with `--resume` does what is owed then",
+            )
 
     @contextlib.contextmanager
-    def _growing_faults_told(self, doing: str) -> Iterator[None]:
-        whole = f"the {self.rows_on_disk} rows in {_shards_in_words(self._shard_count)}"
-        with disk_faults_told(
-            f"{doing} `{self._place.growing_name}`",
-            unharmed=f"{whole} of `{self._place.growing_name}` are whole and can be read",
-            hint="free some space or check the disk; `managed-cli inspect` shows what was recorded",
-        ):
+    def _faults_told(self, doing: str, *, lost: str | None = None) -> Iterator[None]:
+        try:
             yield
+        except OSError as error:
+            reason = os.strerror(error.errno).lower() if error.errno else str(error)
+            raise OutputError(
+                f"cannot {doing} `{self._place.growing_name}`: {reason}",
+                details=[line for line in (self._what_is_whole(), lost) if line],
+                hint="make room or mend the disk, then go on with `--resume`",
+            ) from error
 
-
-def _storable_batch(nodes: Sequence[SequenceNode]) -> pa.RecordBatch:
-    """`nodes` as a batch of the schema, nulls only where it allows them.
-
-    Raises:
-        OutputError: a value does not fit its column; the row's sample is named.
-    """
-    sample = nodes[0].metadata.get("sample_id")
-    try:
-        batch = record_batch(nodes)
-    except (ValueError, TypeError, OverflowError) as error:
-        raise OutputError(f"a row of sample {sample} cannot be stored: {error}") from error
-    for field in batch.schema:
-        if not field.nullable and batch.column(field.name).null_count:
-            raise OutputError(f"a row of sample {sample} cannot be stored: it has no {field.name}")
-    return batch
+    def _what_is_whole(self) -> str:
+        rows, where = self.rows_on_disk, self._place.growing_name
+        if self._is_finished_already():
+            return f"the {rows} rows of `{self._place.final}` are whole and unchanged"
+        if not self._place.growing.is_dir():
+            return f"`{where}` is gone, and the rows that it held"
+        if not rows:
+            return "no row of this run was on disk" + ("" if self._has_begun else ", and what stood there is unchanged")
+        return f"the {rows} rows in {standing.shards_in_words(self._next_shard)} of `{where}` are whole and can be read"

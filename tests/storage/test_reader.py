@@ -104,6 +104,7 @@ class TestUnfinished:
             assert "process" in (growing.writer or "")
         left = open_recording(tmp_path / "out.parquet")
         assert left.path == tmp_path / "out.parquet.partial"
+        assert left.state == "unfinished"
         assert "is not finished" in (left.note or "")
 
     def test_a_new_run_beside_a_finished_file_is_mentioned(self, tmp_path: Path) -> None:
