@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import msgspec
+
 from managed_cli.errors import InputError
 from managed_cli.rollout.jsonl import fault, quoted
 from managed_cli.types import Message
@@ -12,20 +14,20 @@ SYSTEM_ROLES = frozenset({"system", "developer"})
 """Roles of a message that instructs the model; `developer` is OpenAI's newer word for it."""
 
 
-def parse_messages(value: object) -> tuple[Message, ...]:
-    """The messages of a chat, each with a role and text.
+def parse_messages(value: object, place: str = "messages") -> tuple[Message, ...]:
+    """The messages of a chat, each with a role and text; `place` is the field they stand in.
 
     Raises:
         InputError: names the message by its index from 0.
     """
     if not isinstance(value, list) or not value:
-        raise fault("messages", "a list of messages", value)
+        raise fault(place, "a list of messages", value)
     for index, message in enumerate(value):
-        _check_message(f"messages[{index}]", message)
+        _check_message(f"{place}[{index}]", message)
     last = value[-1]
     if last["role"] == "assistant" and not content_text(last).strip():
         raise InputError(
-            f"`messages[{len(value) - 1}].content`: expected text, since an assistant message at the end is continued",
+            f"`{place}[{len(value) - 1}].content`: expected text, since an assistant message at the end is continued",
             hint="without that message the model begins the answer itself",
         )
     return tuple(value)
@@ -87,18 +89,28 @@ def parse_turns(value: object) -> tuple[str, ...]:
     return tuple(value)
 
 
-def parse_tools(value: object) -> tuple[Message, ...] | None:
+def parse_tools(value: object, place: str = "tools") -> tuple[Message, ...] | None:
     """Tool descriptions for the chat template; None for an empty list.
+
+    Tables keep them as the JSON text of such a list, since their columns have one type for all rows; that is read too.
 
     Raises:
         InputError: it is no list of objects.
     """
-    if not isinstance(value, list):
-        raise fault("tools", "a list of tool descriptions", value)
-    for index, tool in enumerate(value):
+    tools = _decoded(value) if isinstance(value, str) else value
+    if not isinstance(tools, list):
+        raise fault(place, "a list of tool descriptions", value)
+    for index, tool in enumerate(tools):
         if not isinstance(tool, dict):
-            raise fault(f"tools[{index}]", "an object that describes a tool", tool)
-    return tuple(value) or None
+            raise fault(f"{place}[{index}]", "an object that describes a tool", tool)
+    return tuple(tools) or None
+
+
+def _decoded(text: str) -> object:
+    try:
+        return msgspec.json.decode(text)
+    except (msgspec.DecodeError, RecursionError):
+        return text
 
 
 def with_system(messages: Sequence[Message], system: str) -> tuple[Message, ...]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import gzip
-import importlib
 import io
 import shutil
 import stat
@@ -14,7 +13,9 @@ import tempfile
 import zlib
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, BinaryIO, cast
+from typing import BinaryIO, cast
+
+import pyarrow as pa
 
 from managed_cli.errors import InputError
 
@@ -30,11 +31,8 @@ MAX_LINE_BYTES = 64 * 1024 * 1024
 READ_BYTES = 1024 * 1024
 """How much is read from the disk at once: large enough that system calls do not count."""
 
-ZSTD_READ_BYTES = 64 * 1024
-"""Compressed bytes taken at once: all they hold is in memory together, and text can shrink a thousandfold."""
-
-ZSTD_MAX_WINDOW_BYTES = 2**31
-"""Largest window there is, so that files written with `zstd --long=31` can be read."""
+ZSTD_WINDOW_FAULT = "requires too much memory"
+"""What libzstd says of a window over 128 MiB, which `zstd --long=28` and more make; Arrow cannot lift the limit."""
 
 UTF8_BOM = b"\xef\xbb\xbf"
 GZIP_MAGIC = b"\x1f\x8b"
@@ -130,14 +128,25 @@ def numbered_lines(source: InputSource) -> Iterator[tuple[int, bytes]]:
                 if is_overlong(line):
                     _skip_line(stream)
                 yield number, line.removeprefix(UTF8_BOM) if number == 1 else line
-    except (EOFError, gzip.BadGzipFile, zlib.error) as error:
-        raise InputError(
-            f"{source.name}: the compressed data is broken after line {number}",
-            details=[str(error)],
-            hint="`gzip --test` or `zstd --test` checks the file; copy or compress it again",
-        ) from error
-    except OSError as error:
-        raise InputError(f"{source.name} cannot be read: {error.strerror}") from error
+    except (EOFError, zlib.error, OSError) as error:
+        if isinstance(error, OSError) and error.errno is not None:
+            raise InputError(f"{source.name} cannot be read: {error.strerror}") from error
+        # An OSError without a number is not the system's: `gzip.BadGzipFile`, or what Arrow raises for zstd.
+        raise _broken_compression(source, number, str(error)) from error
+
+
+def _broken_compression(source: InputSource, lines_read: int, reason: str) -> InputError:
+    if ZSTD_WINDOW_FAULT in reason:
+        return InputError(
+            f"{source.name} is compressed with a longer zstd window than can be read here",
+            details=[reason],
+            hint="pipe it in: `zstd -dc --long=31 FILE | managed-cli rollout -`",
+        )
+    return InputError(
+        f"{source.name}: the compressed data is broken after line {lines_read}",
+        details=[reason],
+        hint="`gzip --test` or `zstd --test` checks the file; copy or compress it again",
+    )
 
 
 def is_overlong(line: bytes) -> bool:
@@ -165,66 +174,7 @@ def _opened(source: InputSource) -> Iterator[BinaryIO]:
             with gzip.GzipFile(fileobj=file) as unzipped:
                 yield io.BufferedReader(cast(io.RawIOBase, unzipped), READ_BYTES)
         elif magic == ZSTD_MAGIC:
-            yield io.BufferedReader(_ZstdReader(file, source.name), READ_BYTES)
-        elif magic == PARQUET_MAGIC:
-            raise InputError(
-                f"{source.name} is a Parquet file, expected JSON lines",
-                hint="`duckdb -c \"copy (from 'FILE') to 'prompts.jsonl' (format json)\"` writes one as JSON lines",
-            )
+            with pa.input_stream(file, compression="zstd") as unzipped:
+                yield io.BufferedReader(unzipped, READ_BYTES)
         else:
             yield file
-
-
-class _ZstdReader(io.RawIOBase):
-    """The decompressed bytes of one or more zstd frames.
-
-    `zstandard.stream_reader` ends a cut file silently; this raises EOFError, as gzip does.
-    """
-
-    def __init__(self, file: BinaryIO, name: str) -> None:
-        try:
-            self._zstandard: Any = importlib.import_module("zstandard")  # Any: an optional package
-        except ImportError as error:
-            raise InputError(
-                f"{name} is compressed with zstd, and the package `zstandard` is not installed",
-                hint="`pip install zstandard`, or pipe it in: `zstd -dc FILE | managed-cli rollout -`",
-            ) from error
-        self._file = file
-        self._frame: Any = None  # Any: `zstandard.ZstdDecompressionObj`; None between frames
-        self._ready = b""
-        self._position = 0
-
-    def readable(self) -> bool:
-        """True."""
-        return True
-
-    def readinto(self, buffer: Any) -> int:  # Any: `collections.abc.Buffer` comes with Python 3.12
-        """How many bytes were written into `buffer`; 0 at the end."""
-        while self._position == len(self._ready):
-            compressed = self._left_over() or self._file.read(ZSTD_READ_BYTES)
-            if not compressed:
-                if self._frame is not None:
-                    raise EOFError("the zstd data ends before its end mark")
-                return 0
-            self._ready, self._position = self._decompressed(compressed), 0
-        count = min(len(buffer), len(self._ready) - self._position)
-        buffer[:count] = self._ready[self._position : self._position + count]
-        self._position += count
-        return count
-
-    def _left_over(self) -> bytes:
-        """Bytes after the end of a frame, which begin the next one."""
-        if self._frame is None or not self._frame.eof:
-            return b""
-        rest: bytes = self._frame.unused_data
-        self._frame = None
-        return rest
-
-    def _decompressed(self, compressed: bytes) -> bytes:
-        if self._frame is None:
-            self._frame = self._zstandard.ZstdDecompressor(max_window_size=ZSTD_MAX_WINDOW_BYTES).decompressobj()
-        try:
-            text: bytes = self._frame.decompress(compressed)
-        except self._zstandard.ZstdError as error:
-            raise EOFError(str(error)) from error
-        return text

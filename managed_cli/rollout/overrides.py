@@ -71,40 +71,48 @@ _RULES: dict[str, _Rule] = {
 }
 
 
-def parse_overrides(value: object, run: SamplingParams | None) -> Mapping[str, object]:
+def parse_overrides(
+    value: object, run: SamplingParams | None, places: Mapping[str, str] | None = None
+) -> Mapping[str, object]:
     """The sampling parameters of a line, checked, in the forms of `SamplingParams`; null leaves one to the run.
 
     Args:
         value: the line's `sampling`.
         run: the run's settings, against which n and temperature are checked together; None checks the line alone.
+        places: parameter → the field it stands in, for messages; None: in `sampling`, under its own name.
 
     Raises:
         InputError: an unknown name, a wrong type, a value out of range, or n > 1 at temperature 0.
     """
     if not isinstance(value, dict):
         raise fault("sampling", "an object of sampling parameters", value)
-    overrides = {name: _parsed(name, given) for name, given in value.items() if given is not None}
+    fields = {} if places is None else places
+    overrides = {
+        name: _parsed(name, given, fields.get(name, f"sampling.{name}"))
+        for name, given in value.items()
+        if given is not None
+    }
     if overrides:
-        _refuse_greedy_siblings(overrides, run or SamplingParams())
+        _refuse_greedy_siblings(overrides, run or SamplingParams(), fields.get("n", "sampling"))
     return overrides
 
 
-def _parsed(name: str, value: object) -> object:
+def _parsed(name: str, value: object, field: str) -> object:
     rule = _RULES.get(name)
     if rule is None:
         near = difflib.get_close_matches(name, _RULES, n=1)
         expected = f"did you mean `{near[0]}`?" if near else f"expected {', '.join(_RULES)}"
         raise InputError(f"`sampling`: {quoted(name)} is no sampling parameter, {expected}")
     if not rule.accepts(value):
-        raise fault(f"sampling.{name}", rule.expected, value)
+        raise fault(field, rule.expected, value)
     return rule.kept(value)
 
 
-def _refuse_greedy_siblings(overrides: Mapping[str, object], run: SamplingParams) -> None:
+def _refuse_greedy_siblings(overrides: Mapping[str, object], run: SamplingParams, field: str) -> None:
     """Raise when n > 1 choices would all be the same greedy one."""
     n, temperature = overrides.get("n", run.n), overrides.get("temperature", run.temperature)
     if temperature == 0 and isinstance(n, int) and n > 1:
         raise InputError(
-            f"`sampling`: expected n = 1 at temperature 0, came n = {n}",
+            f"`{field}`: expected n = 1 at temperature 0, came n = {n}",
             hint="at temperature 0 all choices are the same; raise `temperature` or leave `n` at 1",
         )

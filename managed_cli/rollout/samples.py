@@ -1,67 +1,77 @@
-"""One line → one `Task`, or what is wrong with the line.
+"""The records of an input → samples, or what is wrong with them.
 
-A line is a JSON object with exactly one of
-
-    prompt     a string, sent as it is (or the field that --prompt-field names)
-    messages   a chat; an assistant message at the end is continued
-    turns      user turns, answered one after the other; `system` may stand beside them
-
-and, if it likes, `id`, `tools` (for chats) and `sampling`. All other fields are kept as metadata. Null is the same as
-absent, since that is how tables are exported whose rows differ.
+What a record may hold stands at the top of `dialects`.
 """
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-from managed_cli.errors import ConfigError, InputError
-from managed_cli.rollout.chats import parse_messages, parse_tools, parse_turns, with_system
-from managed_cli.rollout.inputs import InputSource, numbered_lines
-from managed_cli.rollout.jsonl import fault, keys_shown, parse_object
-from managed_cli.rollout.overrides import parse_overrides
+from managed_cli.errors import InputError
+from managed_cli.rollout.dialects import parse_content, take_id
+from managed_cli.rollout.input_files import InputFiles
+from managed_cli.rollout.input_options import CHAT_FIELDS, DEFAULT_ID_FIELD, InputFormat, InputOptions
+from managed_cli.rollout.jsonl import fault
+from managed_cli.rollout.records import record_bytes, records_of
 from managed_cli.rollout.sample_ids import SampleIds, canonical_json
 from managed_cli.types import Message, SamplingParams
 
-DEFAULT_PROMPT_FIELD = "prompt"
-DEFAULT_ID_FIELD = "id"
+__all__ = [
+    "CHAT_FIELDS",
+    "BadLine",
+    "InputOptions",
+    "Origin",
+    "RepeatedId",
+    "Task",
+    "parsed_samples",
+]
 
-CHAT_FIELDS = frozenset({"messages", "turns", "system", "tools", "sampling"})
-"""Fields with a meaning of their own, which no option can rename."""
-
-PROMPT_LIKE_FIELDS = ("question", "instruction", "problem", "query", "input", "text")
-"""What published data sets call their prompts; a line with one of these gets a hint."""
+BAD_LINE_SALT = b"bad line\0"
+"""Keeps the ids of lines that cannot be used apart from those derived from what is sent."""
 
 _NO_OVERRIDES: Mapping[str, object] = {}
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Task:
-    """One sample to roll out; exactly one of `prompt`, `messages` and `turns` is set.
+    """One sample to roll out; exactly one of `prompt`, `prompt_ids`, `messages` and `turns` is set.
 
     Attributes:
         sample_id: the line's id, or one derived from what is sent; never from its position.
+        prompt_ids: token ids, sent as they are; whether the vocabulary has them, only the server knows.
         messages: a chat, the run's system message included.
         turns: user turns; the model answers each before the next is sent.
         system: system message in front of `turns`; None otherwise.
         tools: descriptions for the chat template.
         overrides: checked sampling parameters of this line, by the names of `SamplingParams`.
         fields: all other fields of the line.
-        source: file name and line: `prompts.jsonl:41`.
-        line: physical line, from 1.
+        kind: the dialect the line is written in.
+        source: file name and line: `prompts.jsonl:41`, in Parquet `prompts.parquet:row 41`.
+        line: physical line or row, from 1.
     """
 
     sample_id: str
     prompt: str | None = None
+    prompt_ids: tuple[int, ...] | None = None
     messages: tuple[Message, ...] | None = None
     turns: tuple[str, ...] | None = None
     system: str | None = None
     tools: tuple[Message, ...] | None = None
     overrides: Mapping[str, object] = dataclasses.field(default_factory=dict)
     fields: Mapping[str, object] = dataclasses.field(default_factory=dict)
+    kind: InputFormat = "auto"
     source: str
     line: int
+
+    @property
+    def first_messages(self) -> tuple[Message, ...] | None:
+        """The chat that is sent first, of a conversation its first turn; None for what is no chat."""
+        if self.turns is None:
+            return self.messages
+        system: tuple[Message, ...] = () if self.system is None else ({"role": "system", "content": self.system},)
+        return (*system, {"role": "user", "content": self.turns[0]})
 
     @property
     def continue_final(self) -> bool:
@@ -75,157 +85,138 @@ class Task:
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class InputOptions:
-    """How lines are understood.
+class BadLine:
+    """A line that cannot be used, as a sample that has failed before it was sent.
 
     Attributes:
-        prompt_field: takes the place of `prompt`; None for that name.
-        id_field: where the id stands. Under another name than `id`, every line must have one.
-        system: system message for chats that have none.
-        limit: use only the first samples; None for all.
-        sampling: the run's settings, against which n and temperature of a line are checked; None to check lines alone.
-
-    Raises:
-        ConfigError: options that cannot be meant together.
+        sample_id: the line's own id where it has one that no earlier line has, else one derived from its bytes.
+        source: file name and line, as in a `Task`.
+        place: the same with the file as the user named it, for messages.
+        error: what is wrong with it; has no file and line of its own.
     """
 
-    prompt_field: str | None = None
-    id_field: str = DEFAULT_ID_FIELD
-    system: str | None = None
-    limit: int | None = None
-    sampling: SamplingParams | None = None
+    sample_id: str
+    source: str
+    line: int
+    place: str
+    error: InputError
 
-    def __post_init__(self) -> None:
-        for option, name in (("--prompt-field", self.prompt_field), ("--id-field", self.id_field)):
-            if name in CHAT_FIELDS:
-                raise ConfigError(f"{option} {name}: `{name}` has a meaning of its own, expected another field")
-        if self.id_field == self.text_field:
-            raise ConfigError(f"--id-field {self.id_field}: expected another field than the prompt's")
-        if self.limit is not None and self.limit < 1:
-            raise ConfigError(f"--limit {self.limit}: expected at least 1")
-
-    @property
-    def text_field(self) -> str:
-        """The field of text prompts."""
-        return DEFAULT_PROMPT_FIELD if self.prompt_field is None else self.prompt_field
+    def __str__(self) -> str:
+        return f"{self.place}: {self.error}"
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class RepeatedId:
-    """A sample whose id an earlier line seems to have."""
+    """A sample whose id an earlier line seems to have; `spare_id` is another one for it."""
 
     task: Task
+    spare_id: str
 
 
-def parsed_samples(source: InputSource, options: InputOptions) -> Iterator[tuple[int, Task | RepeatedId | InputError]]:
-    """Line number, and the sample or what is wrong with it; blank lines are left out."""
+@dataclasses.dataclass(frozen=True, slots=True)
+class Origin:
+    """A file that lines come from, and how places in it are called: by `name` in messages, by `label` in rows."""
+
+    name: str
+    label: str
+    unit: str
+
+    def place(self, number: int) -> str:
+        """The line in a message: `data/prompts.jsonl:41`."""
+        return f"{self.name}:{self.unit}{number}"
+
+    def source(self, number: int) -> str:
+        """The line in a row: `prompts.jsonl:41`."""
+        return f"{self.label}:{self.unit}{number}"
+
+    def place_seen_from(self, other: Origin, number: int) -> str:
+        """The line in a message about a line of `other`: `line 41` where that is the same file."""
+        return f"{self.unit or 'line '}{number}" if other == self else self.place(number)
+
+
+def parsed_samples(
+    files: InputFiles, options: InputOptions
+) -> Iterator[tuple[Origin, int, Task | RepeatedId | BadLine]]:
+    """For each record its file, its number, and the sample or what is wrong with it; blank lines are left out.
+
+    Raises:
+        InputError: a file cannot be read, or the run's system message has no place in a prompt.
+    """
     ids, used = SampleIds(), 0
-    for number, line in numbered_lines(source):
-        if not line or line.isspace():
-            continue
-        outcome: Task | RepeatedId | InputError
-        try:
-            outcome = _parse_sample(parse_object(line), f"{source.label}:{number}", number, options, ids)
-        except InputError as error:
-            outcome = error
-        yield number, outcome
-        used += 1
-        if used == options.limit:
-            return
+    for file, label in zip(files.files, files.labels, strict=True):
+        records = records_of(file)
+        origin = Origin(file.name, label, records.unit)
+        for number, record in records.numbered:
+            outcome = _parse_sample(record, records.parse, origin, number, options, ids)
+            if options.system is not None and isinstance(outcome, Task):
+                _refuse_system_without_chat(outcome, origin)
+            yield origin, number, outcome
+            used += 1
+            if used == options.limit:
+                return
+
+
+def _refuse_system_without_chat(task: Task, origin: Origin) -> None:
+    what = "a text prompt" if task.prompt is not None else "token ids" if task.prompt_ids is not None else None
+    if what is not None:
+        raise InputError(
+            f"{origin.place(task.line)}: --system applies to chats only, and this line is {what}",
+            details=["no request was sent"],
+            hint='`{"messages": [{"role": "user", "content": "…"}]}` makes a prompt a chat',
+        )
 
 
 def _parse_sample(
-    record: dict[str, object], place: str, line: int, options: InputOptions, ids: SampleIds
-) -> Task | RepeatedId:
-    """The sample of one line; `record` is emptied of all but its other fields."""
-    given_id = _parse_id(record.pop(options.id_field, None), options)
-    content = _parse_content(record, options)
+    record: Any,  # Any: a line's bytes or a row's columns
+    parse: Callable[[Any], dict[str, object]],
+    origin: Origin,
+    number: int,
+    options: InputOptions,
+    ids: SampleIds,
+) -> Task | RepeatedId | BadLine:
+    given_id = None
+    try:
+        fields = parse(record)
+        given_id = _take_id(fields, options)
+        kind, content = parse_content(fields, options)
+    except InputError as error:
+        # It takes its own id where it can: who looks for a failure looks for that.
+        sample_id = given_id if given_id is not None and ids.give(given_id) else _id_of_bytes(record, ids)
+        place, source = origin.place(number), origin.source(number)
+        return BadLine(sample_id=sample_id, source=source, line=number, place=place, error=error)
     sample_id = ids.derive(canonical_json(content)) if given_id is None else given_id
     is_new = not ids.is_taken_as_given(sample_id) if given_id is None else ids.give(sample_id)
     task = Task(
         sample_id=sample_id,
         prompt=content.get("prompt"),
+        prompt_ids=content.get("prompt_ids"),
         messages=content.get("messages"),
         turns=content.get("turns"),
         system=content.get("system"),
         tools=content.get("tools"),
         overrides=content.get("sampling", _NO_OVERRIDES),
-        fields=record,
-        source=place,
-        line=line,
+        fields=fields,
+        kind=kind,
+        source=origin.source(number),
+        line=number,
     )
-    return task if is_new else RepeatedId(task)
+    return task if is_new else RepeatedId(task, _id_of_bytes(record, ids))
 
 
-def _parse_id(value: object, options: InputOptions) -> str | None:
+def _id_of_bytes(record: bytes | dict[str, object], ids: SampleIds) -> str:
+    """An id for what cannot have its own, the same in every run over the same lines."""
+    return ids.derive(BAD_LINE_SALT + record_bytes(record))
+
+
+def _take_id(record: dict[str, object], options: InputOptions) -> str | None:
     """The id of a line as text; None where one is to be derived."""
+    field, value = take_id(record, options)
     if isinstance(value, str) and value:
         return value
     if isinstance(value, int) and not isinstance(value, bool):
         return str(value)
-    if value is None and options.id_field == DEFAULT_ID_FIELD:
+    if value is None and field == DEFAULT_ID_FIELD:
         return None
     if value is None:
-        raise InputError(f"`{options.id_field}`: expected an id, the line has none")
-    raise fault(options.id_field, "an id, a non-empty string or an integer", value)
-
-
-def _parse_content(record: dict[str, object], options: InputOptions) -> dict[str, Any]:  # Any: one type per key
-    """What of a line is sent, by field name, in its final form; these fields are taken out of `record`."""
-    prompt = record.pop(options.text_field, None)
-    chat = {}
-    if not CHAT_FIELDS.isdisjoint(record):
-        chat = {name: value for name in CHAT_FIELDS & record.keys() if (value := record.pop(name)) is not None}
-    overrides = chat.pop("sampling", None)
-    content: dict[str, Any] = {}
-    if "messages" in chat or "turns" in chat:
-        content = _parse_chat(prompt, chat, options)
-    elif isinstance(prompt, str) and prompt:
-        _refuse_chat_only(chat, options)
-        content = {"prompt": prompt}
-    elif prompt is not None:
-        hint = "`messages` is the field for chats" if isinstance(prompt, list) else None
-        raise fault(options.text_field, "a non-empty string", prompt, hint=hint)
-    else:
-        raise _no_prompt(record, options)
-    if overrides is not None and (parsed := parse_overrides(overrides, options.sampling)):
-        content["sampling"] = parsed
-    return content
-
-
-def _parse_chat(prompt: object, chat: dict[str, object], options: InputOptions) -> dict[str, Any]:  # Any: as above
-    together = [options.text_field] if prompt is not None else []
-    together += [name for name in ("messages", "turns") if name in chat]
-    if len(together) > 1:
-        names = " and ".join(f"`{name}`" for name in together)
-        raise InputError(f"{names}: expected exactly one of them, came {len(together)}")
-    content: dict[str, Any] = {}
-    system = chat.get("system")
-    if "messages" in chat:
-        if system is not None:
-            raise InputError("`system`: stands beside `turns` only, expected it as the first of `messages`")
-        messages = parse_messages(chat["messages"])
-        content["messages"] = messages if options.system is None else with_system(messages, options.system)
-    else:
-        content["turns"] = parse_turns(chat["turns"])
-        if system is not None and not isinstance(system, str):
-            raise fault("system", "a string", system)
-        if (system := options.system if system is None else system) is not None:
-            content["system"] = system
-    if "tools" in chat and (tools := parse_tools(chat["tools"])):
-        content["tools"] = tools
-    return content
-
-
-def _refuse_chat_only(chat: dict[str, object], options: InputOptions) -> None:
-    """Raise for a field that would silently not be sent with a text prompt."""
-    for name, value in chat.items():
-        if value != []:
-            raise InputError(f"`{name}`: belongs to a chat, and this line has a text prompt in `{options.text_field}`")
-
-
-def _no_prompt(record: dict[str, object], options: InputOptions) -> InputError:
-    came = f"an object with {keys_shown(record)}" if record else "an object without other fields"
-    likely = next((name for name in PROMPT_LIKE_FIELDS if isinstance(record.get(name), str)), None)
-    hint = f"`--prompt-field {likely}` takes the prompt from `{likely}`" if likely else None
-    return InputError(f"expected `{options.text_field}`, `messages` or `turns`, came {came}", hint=hint)
+        raise InputError(f"`{field}`: expected an id, the line has none")
+    raise fault(field, "an id, a non-empty string or an integer", value)

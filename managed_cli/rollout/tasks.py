@@ -1,36 +1,40 @@
-"""Prompts in JSON lines → `Task`s, in two streaming passes: one checks everything, the other hands the tasks out.
+"""An input → its samples, in two streaming passes: one checks everything, the other hands the samples out.
 
-What a line may hold stands at the top of `samples`.
+What a line may hold stands at the top of `dialects`. An input is one file or several, read one after the other.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import hashlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from managed_cli.errors import InputError
+from managed_cli.rollout.input_files import InputFiles, input_files
 from managed_cli.rollout.inputs import InputSource, input_source, spooled_stdin
-from managed_cli.rollout.jsonl import quoted
+from managed_cli.rollout.refusals import MAX_BAD_LINES_SHOWN, Refusals, error_about, settled
 from managed_cli.rollout.sample_ids import canonical_json
-from managed_cli.rollout.samples import InputOptions, RepeatedId, Task, parsed_samples
+from managed_cli.rollout.samples import BadLine, InputOptions, Task, parsed_samples
 
 __all__ = [
+    "BadLine",
+    "InputFiles",
     "InputOptions",
     "InputReport",
     "InputSource",
     "Task",
+    "input_files",
     "input_source",
+    "read_samples",
     "read_tasks",
     "spooled_stdin",
     "validate_input",
 ]
 
-MAX_BAD_LINES_SHOWN = 10
-"""Enough to see a pattern, few enough for a terminal; the rest is counted."""
-
 _FINGERPRINT_MODULUS = 2**256
+
+Input = Path | InputSource | InputFiles
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,7 +42,10 @@ class InputReport:
     """What an input holds, after every line that is used has been checked.
 
     Attributes:
-        samples: text_prompts + chats + turn_lists.
+        samples: text_prompts + token_prompts + chats + turn_lists + bad_lines.
+        bad_lines: lines that cannot be used and are failed samples; without `--on-bad-line skip` there are none.
+        first_bad_lines: the first ten of them.
+        kinds: samples of each dialect, bad lines left out.
         with_own_n: samples whose line sets n.
         own_choices: sum of their n.
         fingerprint: hex digest over ids and what is sent. The order of lines and other fields do not change it.
@@ -46,95 +53,116 @@ class InputReport:
 
     samples: int
     text_prompts: int
+    token_prompts: int = 0
     chats: int
     turn_lists: int
+    bad_lines: int = 0
+    first_bad_lines: tuple[BadLine, ...] = ()
+    kinds: Mapping[str, int] = dataclasses.field(default_factory=dict)
     with_own_n: int
     own_choices: int
     fingerprint: str
 
     def choices(self, run_n: int) -> int:
         """How many choices a run records when all goes well."""
-        return self.own_choices + (self.samples - self.with_own_n) * run_n
+        return self.own_choices + (self.samples - self.bad_lines - self.with_own_n) * run_n
 
 
-def validate_input(path: Path | InputSource, options: InputOptions) -> InputReport:
+def validate_input(given: Input, options: InputOptions) -> InputReport:
     """What the input holds; every line that would be used is read and checked.
 
     Raises:
-        InputError: the file cannot be read, holds no samples, or has bad lines: the first
-            10 are listed, all are counted.
+        InputError: a file cannot be read, holds no samples, or has bad lines that are not to be skipped (or nothing
+            else): the first 10 are listed, all are counted.
     """
-    source, counts, refused = InputSource.of(path), _Counts(), _Refused()
-    for line, outcome in parsed_samples(source, options):
-        if isinstance(outcome, Task):
-            _refuse_system_with_text(source, options, outcome)
-            counts.add(outcome)
-        else:
-            refused.add(line, outcome)
-    for task in refused.resolve_repeats(source, options):
-        counts.add(task)
-    if refused.count:
-        raise refused.error(source, checked=counts.samples + refused.count)
+    files, counts, refusals = InputFiles.of(given), _Counts(), Refusals()
+    if options.on_bad_line == "skip":
+        for sample in settled(files, options):
+            counts.add(sample)
+    else:
+        for origin, number, outcome in parsed_samples(files, options):
+            if isinstance(outcome, Task):
+                counts.add(outcome)
+            else:
+                refusals.add(origin, number, outcome)
+        for task in refusals.resolve_repeats(files, options):
+            counts.add(task)
+        if refusals.count:
+            raise refusals.error(files, checked=counts.samples + refusals.count)
     if not counts.samples:
-        raise InputError(f"{source.name} holds no samples, expected one JSON object per line")
+        raise InputError(f"{files.name} holds no samples, expected one JSON object per line")
+    if counts.bad_lines == counts.samples:
+        raise error_about(counts.first_bad_lines, files, count=counts.bad_lines, checked=counts.samples)
     return counts.report()
 
 
-def read_tasks(path: Path | InputSource, options: InputOptions) -> Iterator[Task]:
-    """The samples, one at a time, in the order of their lines.
+def read_samples(given: Input, options: InputOptions) -> Iterator[Task | BadLine]:
+    """The samples, one at a time, in the order of their lines; with `on_bad_line` at `skip`, bad lines among them.
 
-    Memory grows by the 80 bytes a sample that `SampleIds` needs, and by nothing else.
+    Memory grows by the 80 bytes a sample that `SampleIds` needs, and by nothing else but what `settled` says.
 
     Raises:
-        InputError: at the first bad line; `validate_input` tells about all of them beforehand.
+        InputError: at the first bad line that is not skipped; `validate_input` tells about all of them beforehand.
     """
-    source = InputSource.of(path)
-    for line, outcome in parsed_samples(source, options):
-        if isinstance(outcome, Task):
-            _refuse_system_with_text(source, options, outcome)
-            yield outcome
-        else:
-            refused = _Refused()
-            refused.add(line, outcome)
-            yield from refused.resolve_repeats(source, options)
-            if refused.count:
-                raise refused.error(source, checked=1)
+    files = InputFiles.of(given)
+    for sample in settled(files, options):
+        if isinstance(sample, BadLine) and options.on_bad_line == "fail":
+            raise error_about([sample], files, count=1, checked=1)
+        yield sample
 
 
-def _refuse_system_with_text(source: InputSource, options: InputOptions, task: Task) -> None:
-    if options.system is not None and task.prompt is not None:
-        raise InputError(
-            f"{source.name}:{task.line}: --system applies to chats only, and this line is a text prompt",
-            details=["no request was sent"],
-            hint='`{"messages": [{"role": "user", "content": "…"}]}` makes a prompt a chat',
-        )
+def read_tasks(given: Input, options: InputOptions) -> Iterator[Task]:
+    """The samples of `read_samples` that can be rolled out.
+
+    Raises:
+        InputError: as `read_samples`.
+    """
+    return (sample for sample in read_samples(given, options) if isinstance(sample, Task))
 
 
 class _Counts:
     """Running totals of the checked samples."""
 
     def __init__(self) -> None:
-        self.samples = self.text_prompts = self.chats = self.turn_lists = self.with_own_n = self.own_choices = 0
+        self.samples = self.bad_lines = self.with_own_n = self.own_choices = 0
+        self.first_bad_lines: list[BadLine] = []
+        self._text_prompts = self._token_prompts = self._chats = self._turn_lists = 0
+        self._kinds: dict[str, int] = {}
         self._sum = 0
 
-    def add(self, task: Task) -> None:
+    def add(self, sample: Task | BadLine) -> None:
         self.samples += 1
-        self.text_prompts += task.prompt is not None
-        self.chats += task.messages is not None
-        self.turn_lists += task.turns is not None
+        if isinstance(sample, BadLine):
+            self.bad_lines += 1
+            if len(self.first_bad_lines) < MAX_BAD_LINES_SHOWN:
+                self.first_bad_lines.append(sample)
+            digested = canonical_json((sample.sample_id, "bad line"))
+        else:
+            self._add_task(sample)
+            digested = canonical_json((sample.sample_id, *_sent(sample)))
+        self._sum += int.from_bytes(hashlib.sha256(digested).digest(), "big")
+
+    def _add_task(self, task: Task) -> None:
+        self._text_prompts += task.prompt is not None
+        self._token_prompts += task.prompt_ids is not None
+        self._chats += task.messages is not None
+        self._turn_lists += task.turns is not None
+        self._kinds[task.kind] = self._kinds.get(task.kind, 0) + 1
         n = task.overrides.get("n")
         if isinstance(n, int):
             self.with_own_n += 1
             self.own_choices += n
-        digest = hashlib.sha256(canonical_json((task.sample_id, *_sent(task)))).digest()
-        self._sum += int.from_bytes(digest, "big")
 
     def report(self) -> InputReport:
         return InputReport(
             samples=self.samples,
-            text_prompts=self.text_prompts,
-            chats=self.chats,
-            turn_lists=self.turn_lists,
+            text_prompts=self._text_prompts,
+            token_prompts=self._token_prompts,
+            chats=self._chats,
+            turn_lists=self._turn_lists,
+            bad_lines=self.bad_lines,
+            first_bad_lines=tuple(self.first_bad_lines),
+            kinds=dict(self._kinds),
             with_own_n=self.with_own_n,
             own_choices=self.own_choices,
             fingerprint=f"{self._sum % _FINGERPRINT_MODULUS:064x}",
@@ -142,52 +170,5 @@ class _Counts:
 
 
 def _sent(task: Task) -> tuple[object, ...]:
-    return task.prompt, task.messages, task.turns, task.system, task.tools, task.overrides
-
-
-class _Refused:
-    """Bad lines: the first few in words, all of them counted."""
-
-    def __init__(self) -> None:
-        self.count = 0
-        self._shown: dict[int, InputError | RepeatedId] = {}
-
-    def add(self, line: int, outcome: InputError | RepeatedId) -> None:
-        self.count += 1
-        if len(self._shown) < MAX_BAD_LINES_SHOWN:
-            self._shown[line] = outcome
-
-    def resolve_repeats(self, source: InputSource, options: InputOptions) -> list[Task]:
-        """Name the first line of each repeated id; samples whose id no other line has are given back, not refused."""
-        repeats = {line: item.task for line, item in self._shown.items() if isinstance(item, RepeatedId)}
-        first = _first_lines(source, options, {task.sample_id for task in repeats.values()})
-        acquitted = []
-        for line, task in repeats.items():
-            if task.sample_id in first:
-                came = f"{quoted(task.sample_id)}, as in line {first[task.sample_id]}"
-                self._shown[line] = InputError(f"`{options.id_field}`: expected an id of its own, came {came}")
-            else:
-                del self._shown[line]
-                self.count -= 1
-                acquitted.append(task)
-        return acquitted
-
-    def error(self, source: InputSource, *, checked: int) -> InputError:
-        lines = [f"{source.name}:{line}: {fault}" for line, fault in self._shown.items()]
-        hints = [fault.hint for fault in self._shown.values() if isinstance(fault, InputError) and fault.hint]
-        if self.count > len(lines):
-            lines.append(f"… and {self.count - len(lines)} more")
-        return InputError(
-            f"{self.count} of {checked} samples in {source.name} cannot be used; no request was sent",
-            details=lines,
-            hint=hints[0] if hints else None,
-        )
-
-
-def _first_lines(source: InputSource, options: InputOptions, wanted: set[str]) -> dict[str, int]:
-    """Sample id → the first line that has it; a further pass, which only an input with repeated ids costs."""
-    first: dict[str, int] = {}
-    for line, outcome in parsed_samples(source, options) if wanted else ():
-        if isinstance(outcome, Task) and outcome.sample_id in wanted:
-            first.setdefault(outcome.sample_id, line)
-    return first
+    prompt = task.prompt if task.prompt_ids is None else {"token_ids": task.prompt_ids}
+    return prompt, task.messages, task.turns, task.system, task.tools, task.overrides

@@ -48,7 +48,8 @@ BAD_FIELDS: list[tuple[dict[str, object], str]] = [
     ({"prompt": None}, "expected `prompt`, `messages` or `turns`, came an object without other fields"),
     ({"prompt": ""}, "`prompt`: expected a non-empty string, came an empty string"),
     ({"prompt": 42}, "`prompt`: expected a non-empty string, came the number 42"),
-    ({"prompt": [USER]}, "`prompt`: expected a non-empty string, came a list of 1"),
+    ({"prompt": []}, "`prompt`: expected text, a list of messages or a list of token ids, came an empty list"),
+    ({"prompt": ["a"]}, "`prompt`: expected text, a list of messages or a list of token ids, came a list of 1"),
     ({"prompt": "a", "messages": [USER]}, "`prompt` and `messages`: expected exactly one of them, came 2"),
     ({"prompt": "a", "turns": ["b"]}, "`prompt` and `turns`: expected exactly one of them, came 2"),
     ({"messages": [USER], "turns": ["b"]}, "`messages` and `turns`: expected exactly one of them, came 2"),
@@ -161,10 +162,6 @@ def test_a_line_with_its_prompt_elsewhere_gets_a_hint(write: WriteInput, field: 
 
 def test_a_field_that_only_has_such_a_name_gets_no_hint(write: WriteInput) -> None:
     assert refusal(write({"input": 3})).hint is None
-
-
-def test_messages_in_prompt_get_a_hint(write: WriteInput) -> None:
-    assert refusal(write({"prompt": [USER]})).hint == "`messages` is the field for chats"
 
 
 def test_a_missing_named_prompt_field_is_told_by_its_name(write: WriteInput) -> None:

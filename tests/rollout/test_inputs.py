@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import pyarrow as pa
 import pytest
 
 from managed_cli.errors import InputError
@@ -71,11 +72,6 @@ def test_an_input_without_samples_is_refused(write: WriteInput, content: bytes) 
     assert refusal(path).message == f"{path} holds no samples, expected one JSON object per line"
 
 
-def test_a_parquet_file_is_told_by_its_first_bytes(write: WriteInput) -> None:
-    path = write(b"PAR1\x15\x04", name="prompts.jsonl")
-    assert refusal(path).message == f"{path} is a Parquet file, expected JSON lines"
-
-
 @pytest.mark.parametrize("name", ["prompts.jsonl.gz", "prompts.jsonl"])
 def test_gzip_is_read_whatever_its_name(write: WriteInput, name: str) -> None:
     # two members, as `cat a.gz b.gz` makes them
@@ -99,27 +95,66 @@ def test_broken_gzip_is_told_with_the_last_good_line(write: WriteInput, broken) 
     assert "gzip --test" in error.hint
 
 
-def test_zstd_is_read_over_all_its_frames(write: WriteInput) -> None:
-    zstandard = pytest.importorskip("zstandard")
-    path = write(zstandard.compress(LINES) + zstandard.compress(b'{"prompt": "last"}'), name="prompts.jsonl.zst")
+def zstd(data: bytes) -> bytes:
+    """`data` as one frame, with the checksum that the `zstd` command also writes."""
+    sink = pa.BufferOutputStream()
+    with pa.CompressedOutputStream(sink, "zstd") as stream:
+        stream.write(data)
+    return bytes(sink.getvalue())
+
+
+SKIPPABLE_FRAME = b"\x50\x2a\x4d\x18" + b"\x04\0\0\0" + b"note"
+"""Magic number, length and content; readers pass over it (RFC 8878, 3.1.2)."""
+
+WINDOW_OF_256_MIB = b"\x28\xb5\x2f\xfd" + b"\0" + bytes([(28 - 10) << 3]) + b"\x09\0\0" + b"a"
+"""Magic number, header, window of 2**28 bytes, and a last raw block of one byte (RFC 8878, 3.1.1)."""
+
+
+@pytest.mark.parametrize("name", ["prompts.jsonl.zst", "prompts.jsonl"])
+def test_zstd_is_read_over_all_its_frames_whatever_its_name(write: WriteInput, name: str) -> None:
+    path = write(zstd(LINES) + SKIPPABLE_FRAME + zstd(b'{"prompt": "last"}'), name=name)
     tasks = tasks_of(path)
-    assert (len(tasks), tasks[-1].prompt) == (5001, "last")
+    assert (len(tasks), tasks[-1].prompt, tasks[-1].source) == (5001, "last", f"{name}:5001")
 
 
-@pytest.mark.parametrize("broken", [lambda data: data[:-5], lambda data: data[:40] + b"\xff" * 40 + data[80:]])
-def test_broken_zstd_is_told(write: WriteInput, broken) -> None:  # type: ignore[no-untyped-def]
-    zstandard = pytest.importorskip("zstandard")
-    path = write(broken(zstandard.compress(LINES)), name="prompts.jsonl.zst")
-    assert refusal(path).message.startswith(f"{path}: the compressed data is broken after line ")
-
-
-def test_zstd_without_its_package_says_what_to_install(write: WriteInput, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "zstandard", None)
-    path = write(b"\x28\xb5\x2f\xfd\x00", name="prompts.jsonl.zst")
+@pytest.mark.parametrize(
+    "broken",
+    [lambda data: data[:-5], lambda data: data[:40] + b"\xff" * 40 + data[80:], lambda data: data + b"garbage"],
+)
+def test_broken_zstd_is_told_with_the_last_good_line(write: WriteInput, broken) -> None:  # type: ignore[no-untyped-def]
+    path = write(broken(zstd(LINES)), name="prompts.jsonl.zst")
     error = refusal(path)
-    assert error.message == f"{path} is compressed with zstd, and the package `zstandard` is not installed"
+    assert error.message.startswith(f"{path}: the compressed data is broken after line ")
     assert error.hint is not None
-    assert "pip install zstandard" in error.hint
+    assert "zstd --test" in error.hint
+
+
+def test_zstd_cut_anywhere_but_between_frames_is_told(tmp_path: Path) -> None:
+    first, second = zstd(b"a\n" * 20), zstd(b"b\n")
+    path = tmp_path / "prompts.jsonl.zst"
+    for length in range(5, len(first + second)):
+        path.write_bytes((first + second)[:length])
+        if length == len(first):
+            assert len(list(numbered_lines(InputSource.of(path)))) == 20
+        else:
+            with pytest.raises(InputError, match="the compressed data is broken after line "):
+                list(numbered_lines(InputSource.of(path)))
+
+
+def test_a_zstd_window_that_is_too_long_is_told_with_the_way_round(write: WriteInput) -> None:
+    path = write(WINDOW_OF_256_MIB, name="prompts.jsonl.zst")
+    error = refusal(path)
+    assert error.message == f"{path} is compressed with a longer zstd window than can be read here"
+    assert error.hint == "pipe it in: `zstd -dc --long=31 FILE | managed-cli rollout -`"
+
+
+def test_zstd_is_decompressed_as_it_is_read(write: WriteInput) -> None:
+    path = write(zstd(b"a\n" * 2**20) + b"garbage", name="prompts.jsonl.zst")
+    lines = numbered_lines(InputSource.of(path))
+    assert next(lines) == (1, b"a\n")  # the fault lies 2 MiB behind
+    with pytest.raises(InputError, match="is broken after line 1048576"):
+        for _ in lines:
+            pass
 
 
 READ_STDIN = """
@@ -131,7 +166,7 @@ print(source.path.exists())
 """
 
 
-@pytest.mark.parametrize("compress", [bytes, gzip.compress])
+@pytest.mark.parametrize("compress", [bytes, gzip.compress, zstd])
 def test_stdin_is_read_twice_and_its_copy_removed(compress) -> None:  # type: ignore[no-untyped-def]
     piped = compress(b'{"prompt": "a"}\n{"prompt": "b"}\n')
     done = subprocess.run([sys.executable, "-c", READ_STDIN], input=piped, capture_output=True, check=True)
