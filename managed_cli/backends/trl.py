@@ -152,8 +152,11 @@ class TRLBackend(VLLMBackend):
         return None if self._own_server else await super().tokenize(text, add_special_tokens=add_special_tokens)
 
     def check_sampling(self, sampling: SamplingParams) -> None:
-        """Raise ConfigError for what the own server answers with a bare HTTP 500: several greedy choices."""
-        if self._own_server and sampling.n > 1 and sampling.temperature == 0.0:
+        """Raise ConfigError for what the own server answers with a bare HTTP 500 (several greedy choices) or never."""
+        if not self._own_server:
+            return
+        self.require_limits()
+        if sampling.n > 1 and sampling.temperature == 0.0:
             raise ConfigError(
                 f"{self.label} gives one choice at temperature 0, not {sampling.n}", hint="use -n 1 or a temperature"
             )
@@ -182,7 +185,6 @@ class TRLBackend(VLLMBackend):
         """
         if not self._own_server:
             return await super().generate(prompt_ids, sampling)
-        self.require_limits()
         self.check_sampling(sampling)
         sampling = self.admitted(prompt_ids, sampling)
         completions, attempts = await self._complete(_payload(prompt_ids, sampling))

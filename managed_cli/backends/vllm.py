@@ -40,7 +40,7 @@ TOKEN_ID_PREFIX = "token_id:"
 
 class _Logprobs(msgspec.Struct):
     token_logprobs: list[float | None]
-    top_logprobs: list[dict[str, float] | None] | None = None
+    top_logprobs: list[dict[str, float | None] | None] | None = None
 
 
 class _PromptLogprob(msgspec.Struct):
@@ -167,7 +167,8 @@ class VLLMBackend(HttpBackend):
         choices = self.http.decode(reply.body, _Completion, what="a completion").choices
         if not choices or choices[0].logprobs is None or not choices[0].logprobs.top_logprobs:
             return None
-        return sorted((choices[0].logprobs.top_logprobs[0] or {}).values(), reverse=True)[:2]
+        best = choices[0].logprobs.top_logprobs[0] or {}
+        return sorted(map(logprob_or_minus_inf, best.values()), reverse=True)[:2]
 
     async def tokenize(self, text: str, *, add_special_tokens: bool) -> list[int] | None:
         """The server's own ids of `text`; None where it has no `/tokenize`."""
@@ -195,9 +196,10 @@ class VLLMBackend(HttpBackend):
         for choice in choices:
             if choice.token_ids is None or choice.prompt_token_ids is None:
                 raise ServerContractError(
-                    f"{self.label} sent no token ids", hint="vLLM sends them (`return_token_ids`) from 0.10.2 on"
+                    f"{self.label} sent no token ids for choice {choice.index}",
+                    hint="vLLM sends them (`return_token_ids`) from 0.10.2 on",
                 )
-            self.check_echo(prompt_ids, choice.prompt_token_ids)
+            self.check_echo(prompt_ids, choice.prompt_token_ids, choice=choice.index)
         return self.reply_of(sampling, [self._generation(choice) for choice in choices], reply.attempts)
 
     def _payload(self, prompt_ids: Sequence[int], sampling: SamplingParams) -> dict[str, object]:

@@ -16,7 +16,7 @@ LINE_SECONDS = 10.0
 BAR_SECONDS = 0.25
 """Between updates of the bar on a terminal."""
 
-BAR_WIDTH = 20
+BAR_WIDTH = 12
 """Cells of the bar: the numbers beside it say more, and all of it fits into 80."""
 
 
@@ -64,11 +64,11 @@ def progress_line(progress: Progress) -> str:
     parts = [f"{progress.done:,}/{progress.total:,} samples"]
     if progress.failed:
         parts.append(f"{progress.failed:,} failed")
-    if progress.completion_tokens:
-        parts.append(f"{progress.tokens_per_second():,.0f} tok/s")
     eta, oldest = progress.eta_seconds(), progress.oldest_request_seconds()
     if eta is not None and progress.done < progress.total:
         parts.append(f"{duration(round(eta))} left")
+    if progress.completion_tokens:
+        parts.append(f"{progress.tokens_per_second():,.0f} tok/s")
     if oldest is not None and oldest >= LINE_SECONDS:
         parts.append(f"oldest {duration(oldest)}")
     return ", ".join(parts)
@@ -89,7 +89,8 @@ async def show_progress(progress: Progress) -> None:
 
 def _bar() -> Any:  # Any: rich is imported only where there is a terminal
     from rich.console import Console
-    from rich.progress import BarColumn, Progress as RichProgress, TextColumn
+    from rich.progress import BarColumn, TextColumn
+    from rich.progress import Progress as RichProgress
 
     return RichProgress(
         BarColumn(bar_width=BAR_WIDTH),

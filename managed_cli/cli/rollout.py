@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import secrets
 from typing import Any
 
@@ -11,72 +12,147 @@ SEED_BITS = 31
 """A drawn run seed fits into a signed 32-bit integer."""
 
 
-@click.command("rollout", short_help="Sample completions and record them.")
+class _Option(click.Option):
+    """An option that stands under a heading of `--help`."""
+
+    def __init__(self, *declarations: Any, section: str = "Run", **settings: Any) -> None:  # Any: click's own
+        super().__init__(*declarations, **settings)
+        self.section = section
+
+
+class _SectionedCommand(click.Command):
+    """A command whose `--help` lists its options under headings: thirty in one row are not read."""
+
+    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """One list for each heading, in the order of the options; what click adds (`--help`) comes last."""
+        sections: dict[str, list[tuple[str, str]]] = {}
+        options = [parameter for parameter in self.get_params(ctx) if isinstance(parameter, click.Option)]
+        for option in options:
+            record = option.get_help_record(ctx)
+            if record is not None:
+                sections.setdefault(getattr(option, "section", "Run"), []).append(record)
+        for section, records in sections.items():
+            with formatter.section(section):
+                formatter.write_dl(records)
+
+
+_server = functools.partial(click.option, cls=_Option, section="Server")
+_sampling = functools.partial(click.option, cls=_Option, section="Sampling")
+_input = functools.partial(click.option, cls=_Option, section="Input")
+_output = functools.partial(click.option, cls=_Option, section="Output")
+_run = functools.partial(click.option, cls=_Option, section="Run")
+_AT_LEAST_ONE = click.IntRange(min=1)
+
+
+@click.command("rollout", cls=_SectionedCommand, short_help="Sample completions and record them.")
 @click.argument("input_path", metavar="INPUT")
-@click.option("--out", default="out.parquet", show_default=True, help="Output file, or directory of shards: DIR/.")
-@click.option(
+@_output(
+    "--out", default="out.parquet", show_default=True, metavar="PATH", help="A file, or DIR/ for a directory of shards."
+)
+@_output("--overwrite", is_flag=True, help="Replace an earlier output.")
+@_output(
+    "--rows-per-shard",
+    type=_AT_LEAST_ONE,
+    default=2048,
+    show_default=True,
+    metavar="ROWS",
+    help="Rows are safe on disk in shards of so many; --out FILE ends as one file.",
+)
+@_server(
     "--server-type",
     type=click.Choice(["local", "vllm", "sglang", "trl", "llamacpp"]),
     default="local",
     show_default=True,
-    help="What samples: the embedded engine, or a server of that kind.",
+    help="What samples: the embedded engine (local), or a server of that kind.",
 )
-@click.option("--base-url", metavar="URL", help="Address of the server; by default the usual one of its kind.")
-@click.option("--model", metavar="NAME", help="Model to ask for (default: the one it has); for local, a GGUF file.")
-@click.option("--tokenizer", metavar="NAME", help="Directory or Hugging Face name; by default the server's.")
-@click.option("--api-key-env", metavar="VAR", help="Environment variable that holds the server's API key.")
-@click.option(
+@_server("--base-url", metavar="URL", help="Address of the server; by default the usual one of its kind.")
+@_server("--model", metavar="NAME", help="Model to ask for (default: the one it has); for local, a GGUF file.")
+@_server("--tokenizer", metavar="NAME", help="Directory or Hugging Face name (default: what the server names).")
+@_server("--api-key-env", metavar="VAR", help="Environment variable that holds the server's API key.")
+@_server(
     "--wait-for-server",
     type=click.FloatRange(min=0),
     default=0.0,
     metavar="SECONDS",
-    help="Wait for one still loading.",
+    help="Wait so long for a server that is still loading.",
 )
-@click.option("--context-length", type=click.IntRange(min=1), metavar="TOKENS", help="Context, where it is not said.")
-@click.option("--concurrency", type=click.IntRange(min=1), help="Samples in flight (default: 64; local: 8).")
-@click.option("-n", "n", type=click.IntRange(min=1), default=1, show_default=True, help="Choices per sample.")
-@click.option("--max-tokens", type=click.IntRange(min=1), default=512, show_default=True, help="Most sampled tokens.")
-@click.option("--max-total-tokens", type=click.IntRange(min=1), help="Most prompt + completion tokens.")
-@click.option("--temperature", type=click.FloatRange(min=0), default=1.0, show_default=True, help="0 is greedy.")
-@click.option("--top-p", type=float, default=1.0, show_default=True, help="Nucleus sampling; 1 keeps all.")
-@click.option("--top-k", type=int, default=-1, show_default=True, help="Keep the k likeliest; -1 keeps all.")
-@click.option("--min-p", type=float, default=0.0, show_default=True, help="Drop tokens below this share of the best.")
-@click.option("--repetition-penalty", type=float, default=1.0, show_default=True, help="1 changes nothing.")
-@click.option("--stop", multiple=True, metavar="TEXT", help="Stop string; may be repeated.")
-@click.option("--stop-token-id", type=int, multiple=True, metavar="ID", help="Stop token id; may be repeated.")
-@click.option("--seed", type=click.IntRange(min=0), help="Run seed; each sample's is derived from it (default: drawn).")
-@click.option("--system", metavar="TEXT", help="System message for chats that have none.")
-@click.option("--prompt-field", metavar="FIELD", help="Field of the prompt text (default: prompt).")
-@click.option("--id-field", metavar="FIELD", default="id", show_default=True, help="Field of the sample id.")
-@click.option("--limit", type=click.IntRange(min=1), help="Use only the first samples.")
-@click.option(
-    "--history",
-    type=click.Choice(["template", "verbatim"]),
-    default="template",
+@_server(
+    "--context-length",
+    type=_AT_LEAST_ONE,
+    metavar="TOKENS",
+    help="Most prompt + completion tokens, where the server does not say.",
+)
+@_server("--concurrency", type=_AT_LEAST_ONE, metavar="SAMPLES", help="Samples in flight (default: 64; local: 4).")
+@_sampling(
+    "-n",
+    "n",
+    type=_AT_LEAST_ONE,
+    default=1,
     show_default=True,
-    help="Earlier turns as the chat template rewrites them, or the sampled tokens as they are.",
+    metavar="CHOICES",
+    help="Choices per sample, each a row of its own.",
 )
-@click.option("--track-tree", is_flag=True, help="Record every node of a conversation, not only its leaves.")
-@click.option(
+@_sampling(
+    "--max-tokens",
+    type=_AT_LEAST_ONE,
+    default=512,
+    show_default=True,
+    metavar="TOKENS",
+    help="Most sampled tokens per choice.",
+)
+@_sampling("--max-total-tokens", type=_AT_LEAST_ONE, metavar="TOKENS", help="Most prompt + completion tokens per row.")
+@_sampling(
+    "--temperature", type=click.FloatRange(min=0), default=1.0, show_default=True, metavar="T", help="0 is greedy."
+)
+@_sampling("--top-p", type=float, default=1.0, show_default=True, metavar="P", help="Nucleus sampling; 1 keeps all.")
+@_sampling("--top-k", type=int, default=-1, show_default=True, metavar="K", help="Keep the K likeliest; -1 keeps all.")
+@_sampling(
+    "--min-p",
+    type=float,
+    default=0.0,
+    show_default=True,
+    metavar="P",
+    help="Drop tokens below this share of the likeliest.",
+)
+@_sampling("--repetition-penalty", type=float, default=1.0, show_default=True, metavar="X", help="1 changes nothing.")
+@_sampling("--stop", multiple=True, metavar="TEXT", help="Stop string; may be repeated.")
+@_sampling("--stop-token-id", type=int, multiple=True, metavar="ID", help="Stop token id; may be repeated.")
+@_sampling(
+    "--seed",
+    type=click.IntRange(min=0),
+    metavar="SEED",
+    help="Run seed; each sample's own is derived from it (default: drawn, and shown).",
+)
+@_sampling(
     "--nonfinite",
     type=click.Choice(["fail", "keep"]),
     default="fail",
     show_default=True,
     help="What a sampled token with logprob -inf does to its sample.",
 )
-@click.option("--rows-per-shard", type=click.IntRange(min=1), default=2048, show_default=True, help="Rows per shard.")
-@click.option(
+@_input("--prompt-field", metavar="FIELD", help="Field of the prompt text (default: prompt).")
+@_input("--id-field", metavar="FIELD", default="id", show_default=True, help="Field of the sample id.")
+@_input("--system", metavar="TEXT", help="System message for chats that have none.")
+@_input("--limit", type=_AT_LEAST_ONE, metavar="SAMPLES", help="Use only so many, from the start.")
+@_input(
+    "--history",
+    type=click.Choice(["template", "verbatim"]),
+    default="template",
+    show_default=True,
+    help="Earlier turns as the chat template rewrites them, or the sampled tokens as they are.",
+)
+@_output("--track-tree", is_flag=True, help="Record every node of a conversation, not only its leaves.")
+@_run("--dry-run", is_flag=True, help="Show the first prompts with their token ids; sample nothing.")
+@_run(
     "--grace",
     type=click.FloatRange(min=0),
     default=30.0,
     show_default=True,
     metavar="SECONDS",
-    help="After SIGINT or SIGTERM, wait this long for requests in flight.",
+    help="After the first Ctrl-C (SIGINT) or SIGTERM, wait so long for requests in flight.",
 )
-@click.option("--overwrite", is_flag=True, help="Replace an earlier output.")
-@click.option("--dry-run", is_flag=True, help="Show the first prompts with their token ids; send nothing.")
-@click.option("--quiet", is_flag=True, help="No progress; only errors.")
-@click.option("--json", "as_json", is_flag=True, help="Print the summary as one JSON document on stdout.")
+@_run("--quiet", is_flag=True, help="Only errors and warnings on stderr.")
+@_run("--json", "as_json", is_flag=True, help="Print the summary as one JSON document on stdout.")
 def rollout_command(**options: Any) -> int:  # Any: click hands every option over by name
     """Sample completions for the prompts in INPUT and record them, one row per choice.
 

@@ -39,7 +39,7 @@ def start_lines(config: RolloutConfig, server: Server, report: InputReport, sour
     at = "the embedded engine" if config.server.server_type == "local" else f"{info.server_type} at {info.base_url}"
     return (
         f"{source.name}: {counted(report.samples, 'sample')}, {rows} to record in {config.out}\n"
-        f"{at}: {info.model}, {config.samples_in_flight():,} samples at once, seed {config.sampling.seed}"
+        f"{at}: {info.model}, up to {config.samples_in_flight():,} samples at once, seed {config.sampling.seed}"
     )
 
 
@@ -72,6 +72,14 @@ def _last_line(outcome: Outcome, progress: Progress) -> str:
     if not outcome.rows_on_disk:
         return f"{settled}; no row was recorded"
     return f"{settled}; {rows} are in {outcome.where}; {look}"
+
+
+def waiting_line(progress: Progress, grace_seconds: float) -> str:
+    """What the first signal is answered with."""
+    return (
+        f"stopping: nothing more is sent; {counted(len(progress.in_flight), 'sample')} in flight may finish "
+        f"within {duration(grace_seconds)}; a second signal (Ctrl-C) ends the run at once"
+    )
 
 
 def interrupted_early(config: RolloutConfig) -> str:

@@ -13,7 +13,7 @@ import click
 from managed_cli import __version__
 from managed_cli.cli.console import say, show_progress
 from managed_cli.cli.rollout_dry_run import show_first_prompts
-from managed_cli.cli.rollout_report import Outcome, interrupted_early, last_lines, start_lines
+from managed_cli.cli.rollout_report import Outcome, interrupted_early, last_lines, start_lines, waiting_line
 from managed_cli.errors import ExitCode, Interrupted, ManagedCliError
 from managed_cli.managed.servers import Server, server_for
 from managed_cli.rollout.config import RolloutConfig
@@ -63,25 +63,32 @@ async def _record(
                 say(start_lines(config, server, report, source))
             progress = Progress(total=report.samples)
             runner = Runner(config, read_tasks(source, config.input), server, output, progress, stop)
-            fault = await _run(runner, quiet=quiet)
+            fault = await _run(runner, stop, quiet=quiet)
             outcome = await _concluded(output, progress, stop, fault)
             _tell(outcome, facts, progress, quiet=quiet, as_json=as_json)
             return int(outcome.code)
 
 
-async def _run(runner: Runner, *, quiet: bool) -> ManagedCliError | None:
+async def _run(runner: Runner, stop: Stop, *, quiet: bool) -> ManagedCliError | None:
     """The fault that ended the run early, or None."""
     fault = None
     async with asyncio.TaskGroup() as tasks:
-        showing = None if quiet else tasks.create_task(show_progress(runner.progress))
+        telling = [] if quiet else [show_progress(runner.progress), _tell_of_stop(runner, stop)]
+        tellers = [tasks.create_task(work) for work in telling]
         try:
             await runner.run()
         except ManagedCliError as error:
             fault = error
         finally:
-            if showing is not None:
-                showing.cancel()
+            for teller in tellers:
+                teller.cancel()
     return fault
+
+
+async def _tell_of_stop(runner: Runner, stop: Stop) -> None:
+    await stop.asked.wait()
+    if runner.progress.in_flight:
+        say(waiting_line(runner.progress, runner.config.grace_seconds))
 
 
 async def _concluded(output: ShardedOutput, progress: Progress, stop: Stop, fault: ManagedCliError | None) -> Outcome:
@@ -153,6 +160,7 @@ def run_facts(
         "server": info.base_url,
         "server_version": info.version,
         "model": info.model,
+        "weights": info.tokenizer_name if server.backend.server_type == "local" else None,
         "context_length": info.context_length,
         "weight_version": info.weight_version,
         "logprobs_mode": str(info.logprobs_mode),

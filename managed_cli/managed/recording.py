@@ -10,6 +10,16 @@ from managed_cli.backends.base import Backend
 from managed_cli.tracking.masking import PromptEncoding, Span
 from managed_cli.types import Generation, GenerationReply, SamplingParams, Tokenizer
 
+ANCHOR = "a"
+"""Stands before ids whose text is wanted as it reads after other text: alone, SentencePiece drops a leading space."""
+
+
+def text_after_text(token_ids: Sequence[int], tokenizer: Tokenizer, *, skip_special_tokens: bool = False) -> str:
+    """The text of ids that follow other text."""
+    anchor = tokenizer.encode_suffix(ANCHOR)
+    text = tokenizer.decode([*anchor, *token_ids], skip_special_tokens=skip_special_tokens)
+    return text.removeprefix(tokenizer.decode(anchor))
+
 
 def shown_text(completion: Generation, sampling: SamplingParams, tokenizer: Tokenizer) -> str:
     """The completion as a person reads it: specials skipped, cut at a stop string.
@@ -21,7 +31,7 @@ def shown_text(completion: Generation, sampling: SamplingParams, tokenizer: Toke
     ids = completion.token_ids
     if completion.end_token_id is not None:
         ids = ids[:-1]
-    text = tokenizer.decode(ids, skip_special_tokens=True)
+    text = text_after_text(ids, tokenizer, skip_special_tokens=True)
     cuts = [text.find(stop) for stop in sampling.stop]
     found = [cut for cut in cuts if cut >= 0]
     return text[: min(found)] if found else text

@@ -24,7 +24,6 @@ from managed_cli.tokenizers import (
 )
 from managed_cli.types import ServerInfo, Tokenizer
 
-
 ANSWERS_SECONDS = 60.0
 """All questions before the first sample, one-token probes on a busy server included, are answered in this time."""
 

@@ -84,7 +84,7 @@ class Runner:
             finally:
                 self.progress.in_flight.pop(task.sample_id, None)
             if self._output.shard_due:
-                await self._write_pending()
+                await self._write_due()
 
     async def _settle(self, task: Task) -> None:
         """The rows of `task` are buffered, or it stands among the failures."""
@@ -93,9 +93,10 @@ class Runner:
                 rows = await roll_out(task, self._server, self.config)
                 self._output.add(rows)
             except ManagedCliError as error:
+                attempts = sends.count
                 if isinstance(error, ServerError) and await self._ends_the_run(error):
                     raise
-                await self._record_failure(task, error, attempts=sends.count)
+                await self._record_failure(task, error, attempts=attempts)
             else:
                 self.progress.count_rows(rows)
 
@@ -117,16 +118,26 @@ class Runner:
             "error": type(error).__name__,
             "message": f"{error.message}; sample {task.sample_id} ({task.source}), nothing of it was recorded",
             "details": list(error.details),
+            "hint": error.hint,
             "attempts": attempts,
         }
         self.progress.count_failure(error)
         await _to_the_end(lambda: self._output.record_failure(failure))
 
+    async def _write_due(self) -> None:
+        """As `_write_pending`, unless another worker has written the full shard while this one waited its turn."""
+        async with self._writing:
+            if self._output.shard_due:
+                await self._write_taken()
+
     async def _write_pending(self) -> None:
         """Everything buffered is on disk as a shard."""
         async with self._writing:
-            pending = self._output.take_pending()
-            await _to_the_end(lambda: self._output.write_shard(pending))
+            await self._write_taken()
+
+    async def _write_taken(self) -> None:
+        pending = self._output.take_pending()
+        await _to_the_end(lambda: self._output.write_shard(pending))
 
     async def _flush_often(self) -> None:
         while True:
