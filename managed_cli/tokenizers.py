@@ -12,18 +12,25 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
-from pathlib import Path
 from typing import Any
 
+import jinja2
+
 from managed_cli.backends._http import SyncHttpClient
-from managed_cli.errors import InputError, ManagedCliError, TokenizerError
+from managed_cli.errors import InputError, TokenizerError
+from managed_cli.tokenizer_files import asks_for_bos, generation_end_tokens, raw_tokenizer
+from managed_cli.tracking.extension import ANSWER_PLACEHOLDER
+from managed_cli.tracking.messages import flat_message
 from managed_cli.types import Message, Tokenizer
 
 SUFFIX_ANCHORS = ("\n", "¶", "x")
 """Texts put before a suffix, one after the other, when encoding it alone would add a space: the first whose ids stand
 unchanged in front of the joined encoding is cut off again."""
+
+TEMPLATE_REFUSALS = (jinja2.TemplateError, ArithmeticError, AttributeError, LookupError, TypeError, ValueError)
+"""What a chat template can raise: its own refusals, and the faults of an expression that meets unexpected messages."""
 
 PROBE_TEXTS = (
     "Hello world",
@@ -35,13 +42,45 @@ PROBE_TEXTS = (
 """Texts on which two tokenizers that are the same agree, and broken ones differ (spaces, digits, accents, specials)."""
 
 
-class HuggingFaceTokenizer:
+class _PromptsWithBos:
+    """BOS once in front of a text prompt, for both kinds of tokenizers."""
+
+    @property
+    def prompt_prefix(self) -> list[int]:
+        """The ids that belong before a text: BOS, or nothing."""
+        raise NotImplementedError
+
+    def encode_rendered(self, text: str) -> list[int]:
+        """Ids of what a chat template wrote; nothing is added."""
+        raise NotImplementedError
+
+    def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = False) -> str:
+        """The text of ids; a split UTF-8 character shows as U+FFFD."""
+        raise NotImplementedError
+
+    @cached_property
+    def _prefix_text(self) -> str:
+        return self.decode(self.prompt_prefix)
+
+    def prompt_text(self, text: str) -> str:
+        """A text prompt as the model sees it: with the text of BOS in front, once."""
+        prefix = self._prefix_text
+        return text if text.startswith(prefix) else prefix + text
+
+    def encode_prompt(self, text: str) -> list[int]:
+        """Ids of a text prompt, with BOS in front, once, where the model has one."""
+        prefix, ids = self.prompt_prefix, self.encode_rendered(text)
+        return ids if ids[: len(prefix)] == prefix else prefix + ids
+
+
+class HuggingFaceTokenizer(_PromptsWithBos):
     """A tokenizer of the `transformers` library.
 
     Args:
         name: where it was loaded from, for people.
         tokenizer: a `PreTrainedTokenizerBase`.
         end_token_ids: further ids that end a turn, beside its own `eos_token_id`.
+        bos_token_id: put before a text prompt although the tokenizer does not do so by itself; None: nothing is.
         note: what was unusual about loading it, or None.
     """
 
@@ -53,11 +92,13 @@ class HuggingFaceTokenizer:
         tokenizer: Any,  # Any: transformers publishes no complete types
         *,
         end_token_ids: frozenset[int] = frozenset(),
+        bos_token_id: int | None = None,
         note: str | None = None,
     ) -> None:
         self.name = name
         self.note = note
         self._tokenizer = tokenizer
+        self._bos_token_id = bos_token_id
         own = tokenizer.eos_token_id
         self.eos_token_ids = end_token_ids | ({own} if isinstance(own, int) else frozenset())
 
@@ -68,17 +109,13 @@ class HuggingFaceTokenizer:
 
     @cached_property
     def prompt_prefix(self) -> list[int]:
-        """The ids this tokenizer puts before a text by itself: BOS, or nothing."""
+        """The ids that belong before a text: BOS, or nothing."""
         with_specials = self._encode("a", add_special_tokens=True)
         without = self._encode("a", add_special_tokens=False)
         for start in range(len(with_specials) - len(without) + 1):
-            if with_specials[start : start + len(without)] == without:
+            if start and with_specials[start : start + len(without)] == without:
                 return with_specials[:start]
-        return []
-
-    @cached_property
-    def _prefix_text(self) -> str:
-        return self.decode(self.prompt_prefix)
+        return [] if self._bos_token_id is None else [self._bos_token_id]
 
     @cached_property
     def _adds_dummy_space(self) -> bool:
@@ -87,17 +124,6 @@ class HuggingFaceTokenizer:
 
     def _encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
         return list(self._tokenizer.encode(text, add_special_tokens=add_special_tokens))
-
-    def prompt_text(self, text: str) -> str:
-        """A text prompt as the model sees it: with the text of BOS in front, once."""
-        prefix = self._prefix_text
-        return text if text.startswith(prefix) else prefix + text
-
-    def encode_prompt(self, text: str) -> list[int]:
-        """Ids of a text prompt, with the tokenizer's BOS in front, once."""
-        prefix = self.prompt_prefix
-        ids = self._encode(text, add_special_tokens=False)
-        return ids if ids[: len(prefix)] == prefix else prefix + ids
 
     def encode_rendered(self, text: str) -> list[int]:
         """Ids of what a chat template wrote; nothing is added."""
@@ -147,19 +173,20 @@ class HuggingFaceTokenizer:
                 f"the tokenizer {self.name} has no chat template",
                 hint="use text prompts (`prompt`), or another tokenizer with --tokenizer",
             )
-        try:
+
+        def written(conversation: Sequence[Message], opening: bool) -> str:
             return str(
                 self._tokenizer.apply_chat_template(
-                    [dict(message) for message in messages],
+                    [dict(message) for message in conversation],
                     tools=list(tools) if tools else None,
-                    add_generation_prompt=add_generation_prompt and not continue_final_message,
-                    continue_final_message=continue_final_message,
+                    add_generation_prompt=opening,
                     tokenize=False,
                 )
             )
-        except ManagedCliError:
-            raise
-        except Exception as error:  # a template is code of the model's author: whatever it raises is its refusal
+
+        try:
+            return _rendered(written, messages, add_generation_prompt, continue_final_message)
+        except TEMPLATE_REFUSALS as error:
             raise InputError(f"the chat template of {self.name} refuses this conversation: {error}") from error
 
     def chat_template_hash(self) -> str | None:
@@ -171,7 +198,7 @@ class HuggingFaceTokenizer:
         return hashlib.sha256(text.encode()).hexdigest()
 
 
-class LlamaCppTokenizer:
+class LlamaCppTokenizer(_PromptsWithBos):
     """The tokenizer and chat template inside a llama.cpp server, over its endpoints."""
 
     over_network = True
@@ -209,21 +236,6 @@ class LlamaCppTokenizer:
         with_specials = self._encode("a", add_special=True)
         without = self._encode("a", add_special=False)
         return with_specials[: len(with_specials) - len(without)] if with_specials != without else []
-
-    @cached_property
-    def _prefix_text(self) -> str:
-        return self.decode(self.prompt_prefix)
-
-    def prompt_text(self, text: str) -> str:
-        """A text prompt as the model sees it: with the text of BOS in front, once."""
-        prefix = self._prefix_text
-        return text if text.startswith(prefix) else prefix + text
-
-    def encode_prompt(self, text: str) -> list[int]:
-        """Ids of a text prompt, with BOS in front, once, where the model has one."""
-        prefix = self.prompt_prefix
-        ids = self._encode(text, add_special=False)
-        return ids if ids[: len(prefix)] == prefix else prefix + ids
 
     def encode_rendered(self, text: str) -> list[int]:
         """Ids of what the chat template wrote; nothing is added."""
@@ -264,13 +276,20 @@ class LlamaCppTokenizer:
         Raises:
             ServerRefused: llama.cpp cannot render it.
         """
-        payload: dict[str, object] = {
-            "messages": [dict(message) for message in messages],
-            "add_generation_prompt": add_generation_prompt and not continue_final_message,
-        }
-        if tools:
-            payload["tools"] = list(tools)
-        return str(self._http.post("/apply-template", payload)["prompt"])
+
+        def written(conversation: Sequence[Message], opening: bool) -> str:
+            payload: dict[str, object] = {
+                "messages": [dict(message) for message in conversation],
+                "add_generation_prompt": opening,
+            }
+            if tools:
+                payload["tools"] = list(tools)
+            return str(self._http.post("/apply-template", payload)["prompt"])
+
+        if continue_final_message and messages and not messages[-1].get("content"):
+            # llama.cpp leaves an empty last answer out, header included; one that is still empty has not begun.
+            messages, add_generation_prompt, continue_final_message = messages[:-1], True, False
+        return _rendered(written, messages, add_generation_prompt, continue_final_message)
 
     def chat_template_hash(self) -> str | None:
         """SHA-256 of the chat template, hex; None without one."""
@@ -287,6 +306,24 @@ def as_tokenizer(tokenizer: Any) -> Tokenizer:  # Any: one of ours, or a transfo
         known: Tokenizer = tokenizer
         return known
     return HuggingFaceTokenizer(str(getattr(tokenizer, "name_or_path", "tokenizer")), tokenizer)
+
+
+def _rendered(
+    written: Callable[[Sequence[Message], bool], str],
+    messages: Sequence[Message],
+    add_generation_prompt: bool,
+    continue_final_message: bool,
+) -> str:
+    """The chat by `written`; where its last message is to be continued, without what stands after that message."""
+    conversation = [flat_message(message) for message in messages]
+    if not continue_final_message or not conversation:
+        return written(conversation, add_generation_prompt)
+    whole = written(conversation, False)
+    known = written([*conversation[:-1], {**conversation[-1], "content": ANSWER_PLACEHOLDER}], False)
+    _, found, after = known.rpartition(ANSWER_PLACEHOLDER)
+    if not found or not whole.endswith(after):
+        raise InputError("the last message cannot be continued: the chat template does not end with its content")
+    return whole[: len(whole) - len(after)]
 
 
 def load_tokenizer(name: str) -> HuggingFaceTokenizer:
@@ -308,49 +345,20 @@ def load_tokenizer(name: str) -> HuggingFaceTokenizer:
     except Exception as error:  # transformers raises errors of many libraries; each means: cannot be loaded
         raise _cannot_load(name, error) from error
     note = None
-    raw = _raw_tokenizer(name)
+    raw = raw_tokenizer(name)
     if raw is not None and any(
         list(tokenizer.encode(text, add_special_tokens=False)) != raw.encode(text, add_special_tokens=False).ids
         for text in PROBE_TEXTS
     ):
         tokenizer = transformers.PreTrainedTokenizerFast.from_pretrained(name)
         note = "AutoTokenizer does not follow this tokenizer.json, so the file itself is used"
-    return HuggingFaceTokenizer(name, tokenizer, end_token_ids=_generation_end_tokens(name), note=note)
-
-
-def _raw_tokenizer(name: str) -> Any:  # Any: tokenizers publishes no complete types
-    path = _cached_file(name, "tokenizer.json")
-    if path is None:
-        return None
-    import tokenizers
-
-    return tokenizers.Tokenizer.from_file(str(path))
-
-
-def _generation_end_tokens(name: str) -> frozenset[int]:
-    """The end tokens that the model's `generation_config.json` names: servers stop at them all."""
-    path = _cached_file(name, "generation_config.json")
-    if path is None:
-        return frozenset()
-    try:
-        value = json.loads(path.read_text(encoding="utf-8")).get("eos_token_id")
-    except (OSError, ValueError):
-        return frozenset()
-    ids = value if isinstance(value, list) else [value]
-    return frozenset(token for token in ids if isinstance(token, int))
-
-
-def _cached_file(name: str, file: str) -> Path | None:
-    """A file of a tokenizer directory, or of a hub model that is already in the cache; never downloads."""
-    local = Path(name) / file
-    if local.is_file():
-        return local
-    if Path(name).exists() or name.startswith(("/", ".")):
-        return None
-    from huggingface_hub import try_to_load_from_cache
-
-    cached = try_to_load_from_cache(name, file)
-    return Path(cached) if isinstance(cached, str) else None
+    return HuggingFaceTokenizer(
+        name,
+        tokenizer,
+        end_token_ids=generation_end_tokens(name),
+        bos_token_id=tokenizer.bos_token_id if asks_for_bos(name) else None,
+        note=note,
+    )
 
 
 def _cannot_load(name: str, error: Exception) -> TokenizerError:

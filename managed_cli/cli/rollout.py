@@ -8,6 +8,8 @@ from typing import Any
 
 import click
 
+from managed_cli.rollout.input_options import INPUT_FORMATS, ON_BAD_LINE
+
 SEED_BITS = 31
 """A drawn run seed fits into a signed 32-bit integer."""
 
@@ -45,11 +47,13 @@ _AT_LEAST_ONE = click.IntRange(min=1)
 
 
 @click.command("rollout", cls=_SectionedCommand, short_help="Sample completions and record them.")
-@click.argument("input_path", metavar="INPUT")
+@click.argument("inputs", metavar="INPUT...", nargs=-1, required=True)
 @_output(
     "--out", default="out.parquet", show_default=True, metavar="PATH", help="A file, or DIR/ for a directory of shards."
 )
 @_output("--overwrite", is_flag=True, help="Replace an earlier output.")
+@_output("--resume", is_flag=True, help="Continue an earlier output: only what is not yet recorded is sampled.")
+@_output("--retry-failed", is_flag=True, help="With --resume: sample again what failed before.")
 @_output(
     "--rows-per-shard",
     type=_AT_LEAST_ONE,
@@ -60,10 +64,10 @@ _AT_LEAST_ONE = click.IntRange(min=1)
 )
 @_server(
     "--server-type",
-    type=click.Choice(["local", "vllm", "sglang", "trl", "llamacpp"]),
+    type=click.Choice(["local", "vllm", "sglang", "trl", "llamacpp", "openai"]),
     default="local",
     show_default=True,
-    help="What samples: the embedded engine (local), or a server of that kind.",
+    help="What samples: the embedded engine (local), or a server of that kind; openai only as an opt-in dummy.",
 )
 @_server("--base-url", metavar="URL", help="Address of the server; by default the usual one of its kind.")
 @_server("--model", metavar="NAME", help="Model to ask for (default: the one it has); for local, a GGUF file.")
@@ -130,9 +134,24 @@ _AT_LEAST_ONE = click.IntRange(min=1)
     show_default=True,
     help="What a sampled token with logprob -inf does to its sample.",
 )
+@_input(
+    "--input-format",
+    type=click.Choice(INPUT_FORMATS),
+    default="auto",
+    show_default=True,
+    help="What the lines are; auto tells line by line.",
+)
 @_input("--prompt-field", metavar="FIELD", help="Field of the prompt text (default: prompt).")
 @_input("--id-field", metavar="FIELD", default="id", show_default=True, help="Field of the sample id.")
 @_input("--system", metavar="TEXT", help="System message for chats that have none.")
+@_input("--keep-last-assistant", is_flag=True, help="ShareGPT: continue a last answer instead of dropping it.")
+@_input(
+    "--on-bad-line",
+    type=click.Choice(ON_BAD_LINE),
+    default="fail",
+    show_default=True,
+    help="A line that cannot be used ends the run before it begins, or is recorded as a failure.",
+)
 @_input("--limit", type=_AT_LEAST_ONE, metavar="SAMPLES", help="Use only so many, from the start.")
 @_input(
     "--history",
@@ -156,23 +175,26 @@ _AT_LEAST_ONE = click.IntRange(min=1)
 def rollout_command(**options: Any) -> int:  # Any: click hands every option over by name
     """Sample completions for the prompts in INPUT and record them, one row per choice.
 
-    INPUT is JSON lines (also gz, zst; - is stdin). Each line has `prompt` (text), `messages` (a chat)
-    or `turns` (user messages that the model answers one by one); optionally `id`, `sampling` (overrides for
-    that line) and further fields, which are kept in the row's metadata.
+    INPUT is JSON lines (also gz, zst; - is stdin) or Parquet; several files and quoted globs are read in order.
+    Each line has `prompt` (text), `messages` (a chat) or `turns` (user messages that the model answers one by
+    one); optionally `id`, `sampling` (overrides for that line) and further fields, which are kept in the row's
+    metadata. `managed-cli inputs` shows how lines are understood, other dialects included.
 
     \b
     managed-cli rollout prompts.jsonl -n 4 --max-tokens 256
     managed-cli rollout gsm8k.jsonl --prompt-field question --server-type vllm --out gsm8k.parquet
     """
     # The heavy imports belong to a run, not to --help.
-    from managed_cli.cli.rollout_options import rollout_config
+    from managed_cli.cli.rollout_options import earlier_seed, rollout_config
     from managed_cli.cli.rollout_run import execute
 
+    if options["seed"] is None:
+        options["seed"] = earlier_seed(options["out"]) if options["resume"] else None
     if options["seed"] is None:
         options["seed"] = secrets.randbits(SEED_BITS)
     config = rollout_config(options)
     return execute(
-        options["input_path"],
+        options["inputs"],
         config,
         dry_run=options["dry_run"],
         quiet=options["quiet"],

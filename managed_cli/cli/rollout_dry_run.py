@@ -13,9 +13,8 @@ from managed_cli.cli.console import counted, printable
 from managed_cli.errors import ExitCode
 from managed_cli.managed.servers import Server, server_for
 from managed_cli.rollout.config import RolloutConfig
-from managed_cli.rollout.tasks import InputReport, InputSource, Task, read_tasks
+from managed_cli.rollout.tasks import InputFiles, InputReport, Task, read_tasks
 from managed_cli.tracking.masking import PromptEncoding
-from managed_cli.types import Message
 
 SHOWN_PROMPTS = 3
 """How many prompts are shown: one of each kind of line, as a rule."""
@@ -24,7 +23,7 @@ SHOWN_TOKEN_IDS = 24
 """How many ids of a prompt are shown at its beginning, and again at its end."""
 
 
-async def show_first_prompts(source: InputSource, config: RolloutConfig, report: InputReport, *, as_json: bool) -> int:
+async def show_first_prompts(source: InputFiles, config: RolloutConfig, report: InputReport, *, as_json: bool) -> int:
     """The exit code, once the first prompts stand on stdout."""
     server = server_for(config.server.model_copy(update={"probe_logprobs_mode": False}))
     try:
@@ -44,14 +43,9 @@ async def show_first_prompts(source: InputSource, config: RolloutConfig, report:
 async def _first_prompt(task: Task, server: Server, config: RolloutConfig) -> PromptEncoding:
     """What would be sent first: a conversation's later turns depend on what is sampled."""
     async with server.managed_server(history=config.history) as managed:
-        return await managed.plan(prompt=task.prompt, messages=_first_messages(task), tools=task.tools)
-
-
-def _first_messages(task: Task) -> Sequence[Message] | None:
-    if task.turns is None:
-        return task.messages
-    system = [{"role": "system", "content": task.system}] if task.system is not None else []
-    return [*system, {"role": "user", "content": task.turns[0]}]
+        return await managed.plan(
+            prompt=task.prompt, prompt_ids=task.prompt_ids, messages=task.first_messages, tools=task.tools
+        )
 
 
 def _document(report: InputReport, prompts: Sequence[tuple[Task, PromptEncoding]]) -> dict[str, Any]:  # Any: JSON

@@ -43,15 +43,33 @@ def rollout_config(options: Mapping[str, Any]) -> RolloutConfig:  # Any: values 
             system=options["system"],
             limit=options["limit"],
             sampling=sampling,
+            input_format=options["input_format"],
+            keep_last_assistant=options["keep_last_assistant"],
+            on_bad_line=options["on_bad_line"],
         ),
         max_total_tokens=options["max_total_tokens"],
         concurrency=options["concurrency"],
         rows_per_shard=options["rows_per_shard"],
         grace_seconds=options["grace"],
         overwrite=options["overwrite"],
+        resume=options["resume"],
+        retry_failed=options["retry_failed"],
         history=options["history"],
         track_tree=options["track_tree"],
     )
+
+
+def earlier_seed(out: str) -> int | None:
+    """The run seed that an output to be resumed was sampled with; None where nothing stands there yet."""
+    from managed_cli.errors import OutputError
+    from managed_cli.storage.reader import open_recording
+
+    try:
+        sampling = open_recording(out).run_facts.get("sampling")
+    except OutputError:
+        return None  # nothing to resume, or nothing readable: opening the output will say which
+    seed = sampling.get("seed") if isinstance(sampling, dict) else None
+    return seed if isinstance(seed, int) else None
 
 
 def _server_config(options: Mapping[str, Any]) -> APIServerConfig:  # Any: as above

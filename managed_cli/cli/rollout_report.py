@@ -10,7 +10,8 @@ from managed_cli.errors import ExitCode, ManagedCliError
 from managed_cli.managed.servers import Server
 from managed_cli.rollout.config import RolloutConfig
 from managed_cli.rollout.events import Progress
-from managed_cli.rollout.tasks import InputReport, InputSource
+from managed_cli.rollout.tasks import InputFiles, InputReport
+from managed_cli.storage.shards import ShardedOutput
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,13 +33,21 @@ class Outcome:
     samples_on_disk: int
 
 
-def start_lines(config: RolloutConfig, server: Server, report: InputReport, source: InputSource) -> str:
+def start_lines(
+    config: RolloutConfig, server: Server, report: InputReport, source: InputFiles, output: ShardedOutput
+) -> str:
     """What is about to happen: how much of what, where it goes, who samples it, and how to sample the same again."""
     info = server.info
     rows = counted(report.choices(config.sampling.n), "row")
     at = "the embedded engine" if config.server.server_type == "local" else f"{info.server_type} at {info.base_url}"
+    bad = (
+        f"\n{counted(report.bad_lines, 'line')} cannot be used and will be recorded as failed"
+        if report.bad_lines
+        else ""
+    )
+    earlier = f"\nresuming: {counted(len(output.recorded), 'sample')} recorded before" if config.resume else ""
     return (
-        f"{source.name}: {counted(report.samples, 'sample')}, {rows} to record in {config.out}\n"
+        f"{source.name}: {counted(report.samples, 'sample')}, {rows} to record in {config.out}{bad}{earlier}\n"
         f"{at}: {info.model}, up to {config.samples_in_flight():,} samples at once, seed {config.sampling.seed}"
     )
 
@@ -47,14 +56,15 @@ def last_lines(outcome: Outcome, progress: Progress) -> str:
     """How it went, what failed, and at the end what is on disk and how to go on."""
     lines = []
     if progress.failed:
-        classes = _counts(progress.failure_classes)
-        lines += [
-            f"{progress.failed:,} of {counted(progress.total, 'sample')} failed ({classes}); see {outcome.failures}",
-            f"  the first: {progress.first_failure}",
-        ]
+        classes = f" ({_counts(progress.failure_classes)})" if progress.failure_classes else ""
+        lines.append(
+            f"{progress.failed:,} of {counted(progress.total, 'sample')} failed{classes}; see {outcome.failures}"
+        )
+        if progress.first_failure is not None:
+            lines.append(f"  the first: {progress.first_failure}")
     if progress.fork_reasons:
         lines.append(f"conversations that could not be kept in one row: {_counts(progress.fork_reasons)}")
-    if progress.recorded:
+    if progress.rows:
         lines.append(
             f"{counted(progress.completion_tokens, 'token')} sampled in {duration(progress.seconds)} "
             f"({progress.tokens_per_second():,.0f} tok/s)"
@@ -71,7 +81,7 @@ def _last_line(outcome: Outcome, progress: Progress) -> str:
     settled = f"{outcome.state} after {progress.done:,} of {counted(progress.total, 'sample')}"
     if not outcome.rows_on_disk:
         return f"{settled}; no row was recorded"
-    return f"{settled}; {rows} are in {outcome.where}; {look}"
+    return f"{settled}; {rows} are in {outcome.where}; continue with the same command and --resume"
 
 
 def waiting_line(progress: Progress, grace_seconds: float) -> str:

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import json
 import platform
+from collections.abc import Sequence
 from typing import Any
 
 import click
@@ -20,25 +21,31 @@ from managed_cli.rollout.config import RolloutConfig
 from managed_cli.rollout.events import Progress
 from managed_cli.rollout.runner import Runner
 from managed_cli.rollout.stop import Stop, listening_to_signals
-from managed_cli.rollout.tasks import InputReport, InputSource, input_source, read_tasks, validate_input
+from managed_cli.rollout.tasks import InputFiles, InputReport, input_files, read_samples, validate_input
 from managed_cli.storage.shards import ShardedOutput, open_output
 
 
-def execute(input_path: str, config: RolloutConfig, *, dry_run: bool, quiet: bool, as_json: bool) -> int:
+def execute(inputs: Sequence[str], config: RolloutConfig, *, dry_run: bool, quiet: bool, as_json: bool) -> int:
     """The exit code of the whole run."""
-    with input_source(input_path) as source:
+    with input_files(inputs) as source:
         report = validate_input(source, config.input)
         if dry_run:
             return asyncio.run(show_first_prompts(source, config, report, as_json=as_json))
         # Before any server is started or asked: what cannot be written to need not be sampled for.
         with open_output(
-            config.out, run_facts={}, rows_per_shard=config.rows_per_shard, overwrite=config.overwrite
+            config.out,
+            run_facts={},
+            rows_per_shard=config.rows_per_shard,
+            overwrite=config.overwrite,
+            resume=config.resume,
+            retry_failed=config.retry_failed,
         ) as output:
+            output.refuse_other_settings(config.settings())
             return asyncio.run(_record(source, config, report, output, quiet=quiet, as_json=as_json))
 
 
 async def _record(
-    source: InputSource,
+    source: InputFiles,
     config: RolloutConfig,
     report: InputReport,
     output: ShardedOutput,
@@ -58,11 +65,11 @@ async def _record(
                 return int(interrupted.exit_code)
             server.backend.check_sampling(config.sampling)
             facts = run_facts(config, server, report, source)
-            output.describe_run(facts)
+            output.describe_run(facts, fingerprint=fingerprint(config, server))
             if not quiet:
-                say(start_lines(config, server, report, source))
+                say(start_lines(config, server, report, source, output))
             progress = Progress(total=report.samples)
-            runner = Runner(config, read_tasks(source, config.input), server, output, progress, stop)
+            runner = Runner(config, read_samples(source, config.input), server, output, progress, stop)
             fault = await _run(runner, stop, quiet=quiet)
             outcome = await _concluded(output, progress, stop, fault)
             _tell(outcome, facts, progress, quiet=quiet, as_json=as_json)
@@ -111,7 +118,7 @@ async def _concluded(output: ShardedOutput, progress: Progress, stop: Stop, faul
         code=code,
         fault=fault,
         where=where,
-        failures=str(output.failures_path) if progress.failed else None,
+        failures=str(output.failures_path) if output.failed_samples else None,
         rows_on_disk=output.rows_on_disk,
         samples_on_disk=output.summary.samples,
     )
@@ -145,8 +152,20 @@ def _tell(
         click.echo(json.dumps(summary))
 
 
+def fingerprint(config: RolloutConfig, server: Server) -> dict[str, Any]:  # Any: JSON values
+    """What must be the same for a run to be continued: every setting that changes data, and nothing of the input."""
+    return {
+        **config.settings(),
+        "server_type": server.backend.server_type,
+        "model": server.info.model,
+        "tokenizer": server.tokenizer.name,
+        "chat_template_sha256": server.tokenizer.chat_template_hash(),
+        "logprobs_mode": str(server.info.logprobs_mode),
+    }
+
+
 def run_facts(
-    config: RolloutConfig, server: Server, report: InputReport, source: InputSource
+    config: RolloutConfig, server: Server, report: InputReport, source: InputFiles
 ) -> dict[str, Any]:  # Any: JSON values
     """What a file says of the run that made it; no secrets, and nothing that differs from one try to the next."""
     info = server.info
@@ -155,6 +174,7 @@ def run_facts(
         "python": platform.python_version(),
         "input": source.name,
         "samples": report.samples,
+        "limit": config.input.limit,
         "input_fingerprint": report.fingerprint,
         "server_type": server.backend.server_type,
         "server": info.base_url,

@@ -106,6 +106,7 @@ class DummyManagedServer(ManagedServer):
         self,
         *,
         prompt: str | None = None,
+        prompt_ids: Sequence[int] | None = None,
         messages: Sequence[Message] | None = None,
         tools: Sequence[Mapping[str, Any]] | None = None,  # Any: JSON schemas
         sampling: SamplingParams,
@@ -115,6 +116,8 @@ class DummyManagedServer(ManagedServer):
         self._check_open()
         if max_total_tokens is not None:
             raise ConfigError("an OpenAI endpoint gives no token counts beforehand, so a total cannot be kept to")
+        if prompt_ids is not None:
+            raise NotImplementedError(NO_TOKEN_IDS)
         if (prompt is None) == (messages is None):
             raise ConfigError("give either prompt or messages")
         if tools:
@@ -192,11 +195,14 @@ class DummyManagedServer(ManagedServer):
         self,
         *,
         prompt: str | None = None,
+        prompt_ids: Sequence[int] | None = None,
         messages: Sequence[Message] | None = None,
         tools: Sequence[Mapping[str, Any]] | None = None,  # Any: JSON schemas
     ) -> PromptEncoding:
         """The text that would be sent, with placeholder ids."""
         del tools
+        if prompt_ids is not None:
+            raise NotImplementedError(NO_TOKEN_IDS)
         text = prompt if messages is None else conversation_text(messages)
         return root_prompt(text or "", range(DUMMY_PROMPT_LENGTH))
 

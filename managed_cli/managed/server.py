@@ -9,19 +9,16 @@ from typing import Any, Literal, Protocol, Self, TypeVar, cast
 
 from managed_cli.backends.base import Backend
 from managed_cli.errors import ConfigError, ContextClosed, PromptRejected
-from managed_cli.managed.recording import node_metadata, shown_text
+from managed_cli.managed.nodes import Chat, tracked_nodes
+from managed_cli.managed.recording import node_metadata
 from managed_cli.managed.responses import ChatChoice, ChatCompletion, ChatMessage, Completion, CompletionChoice, Usage
 from managed_cli.managed.sampling import checked_sampling
 from managed_cli.node import SequenceNode
 from managed_cli.tokenizers import as_tokenizer
-from managed_cli.tracking.extension import plan_prompt, plan_verbatim, verbatim_lengths, with_placeholder
-from managed_cli.tracking.masking import (
-    PromptEncoding,
-    TrackedNode,
-    completion_span,
-    join_prompt_and_completion,
-)
-from managed_cli.tracking.trackers import NodeTracker, Ticket
+from managed_cli.tracking.extension import plan_prompt, plan_verbatim
+from managed_cli.tracking.masking import PromptEncoding, Span, TrackedNode, root_prompt
+from managed_cli.tracking.messages import content_text, ends_with_answer
+from managed_cli.tracking.trackers import NodeTracker
 from managed_cli.types import TOP_K_OFF, GenerationReply, Message, SamplingParams, Tokenizer
 
 LONG_TEXT_CHARACTERS = 50_000
@@ -180,6 +177,7 @@ class ManagedServer:
         self,
         *,
         prompt: str | None = None,
+        prompt_ids: Sequence[int] | None = None,
         messages: Sequence[Message] | None = None,
         tools: Sequence[Mapping[str, Any]] | None = None,  # Any: JSON schemas
         sampling: SamplingParams,
@@ -188,19 +186,21 @@ class ManagedServer:
         """The nodes of one call, in choice order, and the server's reply; what the public calls stand on.
 
         Args:
+            prompt_ids: sent as they are, nothing before them; never an extension.
             max_total_tokens: most prompt + completion tokens; cuts `sampling.max_tokens`.
         """
         self._check_open()
+        # What the caller does to its messages while the server generates must not change what they were.
+        chat = Chat.of(messages, tools)
         ticket = self._tracker.issue()
         try:
             await self._prepare()
             async with self._planning:
-                encoding = await self.plan(prompt=prompt, messages=messages, tools=tools)
+                encoding = await self._plan(prompt, chat, prompt_ids)
                 self._tracker.claim(ticket, encoding.parent)
             sampling = within_total(sampling, len(encoding.token_ids), max_total_tokens)
             reply = await self.backend.generate(encoding.token_ids, sampling)
-            build = self._node_builder(ticket, encoding, reply, messages)
-            nodes = await self._off_loop(encoding.text, build)
+            nodes = await self._off_loop(encoding.text, lambda: self._tracked(ticket.number, encoding, reply, chat))
             self._check_open()
             self._tracker.record(ticket, nodes)
         except BaseException:
@@ -212,83 +212,59 @@ class ManagedServer:
         self,
         *,
         prompt: str | None = None,
+        prompt_ids: Sequence[int] | None = None,
         messages: Sequence[Message] | None = None,
         tools: Sequence[Mapping[str, Any]] | None = None,  # Any: JSON schemas
     ) -> PromptEncoding:
         """The ids that would be sent now, without sending them."""
-        if (prompt is None) == (messages is None):
-            raise ConfigError("give either prompt or messages")
+        return await self._plan(prompt, Chat.of(messages, tools), prompt_ids)
+
+    async def _plan(self, prompt: str | None, chat: Chat | None, prompt_ids: Sequence[int] | None) -> PromptEncoding:
+        if prompt_ids is not None:
+            if prompt is not None or chat is not None:
+                raise ConfigError("give one of prompt, prompt_ids and messages")
+            return await self._off_loop("", lambda: self._plan_ids(prompt_ids))
         nodes = self._tracker.known_nodes()
-        if messages is None:
-            assert prompt is not None
+        if prompt is not None and chat is None:
             return await self._off_loop(prompt, lambda: self._plan_text(prompt, nodes))
-        size = "".join(str(message.get("content") or "") for message in messages)
-        return await self._off_loop(size, lambda: self._plan_chat(messages, tools, nodes))
+        if chat is None or prompt is not None:
+            raise ConfigError("give one of prompt, prompt_ids and messages")
+        size = "".join(content_text(message.get("content")) for message in chat.messages)
+        return await self._off_loop(size, lambda: self._plan_chat(chat, nodes))
+
+    def _plan_ids(self, prompt_ids: Sequence[int]) -> PromptEncoding:
+        unknown = next((token for token in prompt_ids if not 0 <= token < self.tokenizer.vocab_size), None)
+        if unknown is not None:
+            raise PromptRejected(
+                f"the prompt holds id {unknown}, but the tokenizer has a vocabulary of {self.tokenizer.vocab_size}"
+            )
+        return root_prompt(self.tokenizer.decode(prompt_ids), prompt_ids)
 
     def _plan_text(self, prompt: str, nodes: Sequence[TrackedNode]) -> PromptEncoding:
         text = self.tokenizer.prompt_text(prompt)
         return plan_prompt(text, nodes, self.tokenizer, root_ids=self.tokenizer.encode_prompt(prompt))
 
-    def _plan_chat(
-        self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]] | None, nodes: Sequence[TrackedNode]
-    ) -> PromptEncoding:
-        continue_final = bool(messages) and messages[-1].get("role") == "assistant"
+    def _plan_chat(self, chat: Chat, nodes: Sequence[TrackedNode]) -> PromptEncoding:
+        messages, tools = chat.messages, chat.tools
+        continue_final = ends_with_answer(messages)
 
         def render(conversation: Sequence[Message]) -> str:
             return self.tokenizer.render_chat(conversation, tools=tools, continue_final_message=continue_final)
 
         if self.history == "verbatim":
-            rendered = {
-                length: render(with_placeholder(messages, length)) for length in verbatim_lengths(messages, nodes)
-            }
-            prompt = plan_verbatim(messages, nodes, self.tokenizer, rendered_with_placeholder=rendered)
+            prompt = plan_verbatim(messages, nodes, self.tokenizer, render=render, tools=tools)
             if prompt is not None:
                 return prompt
         return plan_prompt(render(messages), nodes, self.tokenizer, conversation=messages)
 
-    def _node_builder(
-        self, ticket: Ticket, prompt: PromptEncoding, reply: GenerationReply, messages: Sequence[Message] | None
-    ) -> Callable[[], list[TrackedNode]]:
-        def build() -> list[TrackedNode]:
-            prompt_spelled = self.tokenizer.decode(prompt.token_ids)
-            return [
-                self._node(ticket, index, prompt, prompt_spelled, reply, messages)
-                for index in range(len(reply.choices))
-            ]
+    def _tracked(
+        self, number: int, prompt: PromptEncoding, reply: GenerationReply, chat: Chat | None
+    ) -> list[TrackedNode]:
+        def metadata_of(spans: Sequence[Span], node_id: str, choice_index: int) -> dict[str, Any]:  # Any: JSON values
+            facts = (self.metadata, self.backend, prompt, reply, spans)
+            return node_metadata(*facts, node_id=node_id, choice_index=choice_index)
 
-        return build
-
-    def _node(
-        self,
-        ticket: Ticket,
-        index: int,
-        prompt: PromptEncoding,
-        prompt_spelled: str,
-        reply: GenerationReply,
-        messages: Sequence[Message] | None,
-    ) -> TrackedNode:
-        completion = reply.choices[index]
-        shown = shown_text(completion, reply.sampling, self.tokenizer)
-        full_text = self.tokenizer.decode([*prompt.token_ids, *completion.token_ids])
-        # Where the text of the whole is not the text of its parts (SentencePiece, a split character), take the parts.
-        added = (
-            full_text[len(prompt_spelled) :]
-            if full_text.startswith(prompt_spelled)
-            else self.tokenizer.decode(completion.token_ids)
-        )
-        end_text = "" if completion.end_token_id is None else self.tokenizer.decode([completion.end_token_id])
-        spans = (*prompt.spans, completion_span(prompt, completion, shown))
-        node_id = f"{ticket.number}.{index}"
-        metadata = node_metadata(self.metadata, self.backend, prompt, reply, spans, node_id=node_id, choice_index=index)
-        return TrackedNode(
-            node_id=node_id,
-            node=join_prompt_and_completion(prompt, completion, full_text=full_text, metadata=metadata),
-            spans=spans,
-            prompt_text=prompt.text,
-            continued_text=prompt.text + added,
-            end_token_text=end_text if added.endswith(end_text) else "",
-            conversation=_answered(messages, shown),
-        )
+        return tracked_nodes(number, prompt, reply, chat, self.tokenizer, metadata_of)
 
     async def get_logprobs(
         self,
@@ -390,16 +366,6 @@ def within_total(sampling: SamplingParams, prompt_length: int, max_total_tokens:
     if room < 1:
         raise PromptRejected(f"the prompt has {prompt_length} tokens, and --max-total-tokens is {max_total_tokens}")
     return dataclasses.replace(sampling, max_tokens=min(sampling.max_tokens, room))
-
-
-def _answered(messages: Sequence[Message] | None, answer: str) -> tuple[Message, ...] | None:
-    """The conversation with the model's answer; a continued last message grows by it."""
-    if messages is None:
-        return None
-    if messages and messages[-1].get("role") == "assistant":
-        last = {**messages[-1], "content": f"{messages[-1].get('content') or ''}{answer}"}
-        return (*messages[:-1], last)
-    return (*messages, {"role": "assistant", "content": answer})
 
 
 def _named_sampling(arguments: Mapping[str, Any]) -> SamplingParams:  # Any: locals() of a public call

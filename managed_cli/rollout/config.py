@@ -40,6 +40,8 @@ class RolloutConfig:
     rows_per_shard: int = DEFAULT_ROWS_PER_SHARD
     grace_seconds: float = DEFAULT_GRACE_SECONDS
     overwrite: bool = False
+    resume: bool = False
+    retry_failed: bool = False
     history: History = "template"
     track_tree: bool = False
 
@@ -57,6 +59,12 @@ class RolloutConfig:
             "history": self.history,
             "track_tree": self.track_tree,
             "system": self.input.system,
-            "limit": self.input.limit,
             "nonfinite": self.server.nonfinite,
+            "input_format": self.input.input_format,
+            "keep_last_assistant": self.input.keep_last_assistant,
         }
+
+    def settings(self) -> dict[str, Any]:  # Any: JSON values
+        """`facts` without nesting, sampling parameters by their own names: what two sessions of one run must share."""
+        facts = self.facts()
+        return {**facts.pop("sampling"), **facts}

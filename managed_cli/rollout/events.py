@@ -16,8 +16,10 @@ class Progress:
     """How far a run is. Times are seconds of `time.monotonic`.
 
     Attributes:
-        total: samples the run owes.
-        recorded: samples whose rows are recorded or buffered.
+        total: samples of the input.
+        recorded: samples whose rows are recorded or buffered, earlier sessions included.
+        failed: samples that failed, earlier sessions included.
+        earlier: samples that an earlier session had settled; tokens and pace are those of this session alone.
         in_flight: when each sample under way was sent.
         first_failure: the message of the first sample that failed.
     """
@@ -25,6 +27,7 @@ class Progress:
     total: int
     recorded: int = 0
     failed: int = 0
+    earlier: int = 0
     rows: int = 0
     prompt_tokens: int = 0
     completion_tokens: int = 0
@@ -51,13 +54,22 @@ class Progress:
 
     def eta_seconds(self) -> float | None:
         """Seconds until the last sample is settled, at the pace so far; None before the first is."""
-        if not self.done:
+        done_now = self.done - self.earlier
+        if not done_now:
             return None
-        return self.seconds / self.done * (self.total - self.done)
+        return self.seconds / done_now * (self.total - self.done)
 
     def oldest_request_seconds(self) -> float | None:
         """Age of the sample that is under way the longest; None without any."""
         return time.monotonic() - min(self.in_flight.values()) if self.in_flight else None
+
+    def count_earlier(self, *, recorded: bool) -> None:
+        """One more sample that an earlier session had settled."""
+        self.earlier += 1
+        if recorded:
+            self.recorded += 1
+        else:
+            self.failed += 1
 
     def count_rows(self, rows: Sequence[SequenceNode]) -> None:
         """One more sample that is recorded, and all its rows."""
@@ -87,6 +99,7 @@ class Progress:
             "samples": self.total,
             "recorded": self.recorded,
             "failed": self.failed,
+            "settled_earlier": self.earlier,
             "rows": self.rows,
             "prompt_tokens": self.prompt_tokens,
             "completion_tokens": self.completion_tokens,

@@ -18,9 +18,13 @@ from managed_cli.managed.servers import Server
 from managed_cli.rollout.config import RolloutConfig
 from managed_cli.rollout.events import Progress
 from managed_cli.rollout.sample_run import roll_out
-from managed_cli.rollout.samples import Task
+from managed_cli.rollout.samples import BadLine, Task
 from managed_cli.rollout.stop import Stop
 from managed_cli.storage.shards import ShardedOutput
+from managed_cli.storage.standing import SampleStanding
+
+SETTLED_PER_BREATH = 1000
+"""Samples of earlier sessions that are passed over in one go: a few milliseconds."""
 
 FLUSH_SECONDS = 15.0
 """Rows do not wait longer than this for their shard to fill."""
@@ -37,7 +41,7 @@ class Runner:
     def __init__(
         self,
         config: RolloutConfig,
-        tasks: Iterator[Task],
+        tasks: Iterator[Task | BadLine],
         server: Server,
         output: ShardedOutput,
         progress: Progress,
@@ -78,6 +82,12 @@ class Runner:
         for task in self._tasks:
             if self._stop.asked.is_set():
                 return
+            if self._is_settled(task.sample_id):
+                await self._breathe()
+                continue
+            if isinstance(task, BadLine):
+                await self._record_failure(task, task.error, attempts=0)
+                continue
             self.progress.in_flight[task.sample_id] = time.monotonic()
             try:
                 await self._settle(task)
@@ -85,6 +95,19 @@ class Runner:
                 self.progress.in_flight.pop(task.sample_id, None)
             if self._output.shard_due:
                 await self._write_due()
+
+    def _is_settled(self, sample_id: str) -> bool:
+        """Whether an earlier session has recorded the sample, or failed it and it is not to be tried again."""
+        standing = self._output.standing(sample_id)
+        if standing is SampleStanding.OWED:
+            return False
+        self.progress.count_earlier(recorded=standing is SampleStanding.RECORDED)
+        return True
+
+    async def _breathe(self) -> None:
+        """Let the loop see signals now and then while a million settled samples are passed over."""
+        if self.progress.earlier % SETTLED_PER_BREATH == 0:
+            await asyncio.sleep(0)
 
     async def _settle(self, task: Task) -> None:
         """The rows of `task` are buffered, or it stands among the failures."""
@@ -110,7 +133,7 @@ class Runner:
             return True
         return False
 
-    async def _record_failure(self, task: Task, error: ManagedCliError, *, attempts: int) -> None:
+    async def _record_failure(self, task: Task | BadLine, error: ManagedCliError, *, attempts: int) -> None:
         failure = {
             "sample_id": task.sample_id,
             "source": task.source,

@@ -60,6 +60,7 @@ async def roll_out(task: Task, server: Server, config: RolloutConfig) -> list[Se
         else:
             await managed.sample(
                 prompt=task.prompt,
+                prompt_ids=task.prompt_ids,
                 messages=task.messages,
                 tools=task.tools,
                 sampling=task_sampling(task, config.sampling, 0, last_turn=True),

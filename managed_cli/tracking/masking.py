@@ -58,8 +58,11 @@ class PromptEncoding:
     Attributes:
         text: the prompt as it was rendered, BOS included.
         parent: the node this prompt extends; None for a root.
-        fork_of, fork_reason: the node it looks like a continuation of and does not extend, and why not.
+        fork_of, fork_reason: the node it looks like a continuation of and does not extend, and why not. Beside a
+            `parent` they name a later turn that was lost: the parent is the longest that could be kept.
         spans: earlier sampled turns inside the prompt.
+        spelled: `decode(token_ids)`, where planning has found it out; None where it has not.
+        unwritten: positions of end-of-turn tokens that were sampled and that `text` does not write.
     """
 
     text: str
@@ -70,6 +73,8 @@ class PromptEncoding:
     parent: TrackedNode | None = None
     fork_of: str | None = None
     fork_reason: str | None = None
+    spelled: str | None = None
+    unwritten: tuple[int, ...] = ()
 
 
 @dataclasses.dataclass(frozen=True, slots=True, eq=False)
@@ -81,6 +86,8 @@ class TrackedNode:
         continued_text: `prompt_text` and then the text of the completion, special tokens kept.
         end_token_text: text of the sampled token that ended the completion; empty where none did.
         conversation: the messages sent and the answer given, for chats; None for text prompts.
+        tools: what the chat template was given beside the messages.
+        unwritten: positions of end-of-turn tokens that were sampled and that `prompt_text` does not write.
     """
 
     node_id: str
@@ -90,6 +97,8 @@ class TrackedNode:
     continued_text: str
     end_token_text: str
     conversation: tuple[Message, ...] | None = None
+    tools: tuple[Mapping[str, Any], ...] = ()  # Any: JSON schemas
+    unwritten: tuple[int, ...] = ()
 
     @property
     def last_span(self) -> Span:
@@ -112,7 +121,14 @@ def root_prompt(text: str, token_ids: Sequence[int]) -> PromptEncoding:
     )
 
 
-def extended_prompt(text: str, parent: TrackedNode, suffix_ids: Sequence[int]) -> PromptEncoding:
+def extended_prompt(
+    text: str,
+    parent: TrackedNode,
+    suffix_ids: Sequence[int],
+    *,
+    spelled: str | None,
+    unwritten: Sequence[int] = (),
+) -> PromptEncoding:
     """The parent's row and then a masked suffix; the parent's completions keep their masks and logprobs."""
     return PromptEncoding(
         text=text,
@@ -121,6 +137,8 @@ def extended_prompt(text: str, parent: TrackedNode, suffix_ids: Sequence[int]) -
         logprobs=[*parent.node.logprobs, *([MASKED_LOGPROB] * len(suffix_ids))],
         spans=parent.spans,
         parent=parent,
+        spelled=spelled,
+        unwritten=tuple(unwritten),
     )
 
 

@@ -31,8 +31,9 @@ def flat_content(content: object) -> object:
 
 
 def flat_message(message: Message) -> dict[str, Any]:  # Any: what chat templates read
-    """The message, with its content as a string where it has only text."""
-    return {key: flat_content(value) if key == "content" else value for key, value in message.items()}
+    """The message, with its content as a string where it has only text, or none: many templates cannot take None."""
+    content = message.get("content")
+    return {**message, "content": "" if content is None else flat_content(content)}
 
 
 def same_message(a: Message, b: Message) -> bool:
@@ -58,25 +59,38 @@ def answered(conversation: Sequence[Message], answer: str) -> tuple[Message, ...
 
 
 def continues(earlier: Sequence[Message], conversation: Sequence[Message]) -> bool:
-    """Whether `conversation` is `earlier` and then more; a last answer may have been written further."""
-    if len(earlier) > len(conversation):
-        return False
-    *before, last = earlier
-    if not all(same_message(a, b) for a, b in zip(before, conversation, strict=False)):
-        return False
-    there = conversation[len(earlier) - 1]
-    if same_message(last, there):
-        return True
-    grown = {**flat_message(there), "content": content_text(last.get("content"))}
-    return (
-        len(earlier) == len(conversation)
-        and ends_with_answer(conversation)
-        and content_text(there.get("content")).startswith(content_text(last.get("content")))
-        and same_message(last, grown)
+    """Whether `conversation` is `earlier` to the last field, and then perhaps more."""
+    return len(earlier) <= len(conversation) and all(
+        same_message(a, b) for a, b in zip(earlier, conversation, strict=False)
     )
 
 
-def placeholder_at(conversation: Sequence[Message], length: int, placeholder: str) -> list[Message]:
-    """The messages with `placeholder` as the content of the last of the first `length`."""
-    answer = {**conversation[length - 1], "content": placeholder}
-    return [*conversation[: length - 1], answer, *conversation[length:]]
+def holds_answer(earlier: Sequence[Message], conversation: Sequence[Message]) -> bool:
+    """Whether the answer that closes `earlier` may stand at its place in `conversation`.
+
+    A client may have written a last answer further, or moved parts of it into other fields (tool calls, reasoning):
+    then only the rendered text can tell. An answer in plain words that differs is another one.
+    """
+    if not earlier or len(earlier) > len(conversation):
+        return False
+    answer, there = earlier[-1], conversation[len(earlier) - 1]
+    if there.get("role") != answer.get("role"):
+        return False
+    said, found = content_text(answer.get("content")), content_text(there.get("content"))
+    if len(earlier) == len(conversation) and ends_with_answer(conversation):
+        return found.startswith(said)
+    return found == said or bool(_telling(there).keys() - {"role", "content"})
+
+
+def follows_in_words(earlier: Sequence[Message], conversation: Sequence[Message]) -> bool:
+    """Whether a person would say that `conversation` goes on from `earlier`: roles and words are the same."""
+    return holds_answer(earlier, conversation) and all(
+        a.get("role") == b.get("role") and content_text(a.get("content")) == content_text(b.get("content"))
+        for a, b in zip(earlier[:-1], conversation, strict=False)
+    )
+
+
+def with_content(conversation: Sequence[Message], length: int, content: str) -> list[Message]:
+    """The messages with `content` as all that the last of the first `length` says."""
+    said = {"role": conversation[length - 1].get("role", "assistant"), "content": content}
+    return [*conversation[: length - 1], said, *conversation[length:]]

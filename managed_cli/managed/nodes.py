@@ -1,0 +1,92 @@
+"""From a server's reply to the nodes that are tracked."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from managed_cli.managed.recording import shown_text, text_after_text
+from managed_cli.tracking.masking import (
+    PromptEncoding,
+    Span,
+    TrackedNode,
+    completion_span,
+    join_prompt_and_completion,
+)
+from managed_cli.tracking.messages import answered
+from managed_cli.types import GenerationReply, Message, Tokenizer
+
+MetadataOf = Callable[[Sequence[Span], str, int], dict[str, Any]]  # Any: JSON values
+"""Spans, node id and choice index → the node's metadata."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Chat:
+    """What a chat template is given, as it was when the call was issued."""
+
+    messages: tuple[Message, ...]
+    tools: tuple[Mapping[str, Any], ...]  # Any: JSON schemas
+
+    @classmethod
+    def of(
+        cls,
+        messages: Sequence[Message] | None,
+        tools: Sequence[Mapping[str, Any]] | None,  # Any: JSON schemas
+    ) -> Chat | None:
+        """A copy of both; None without messages."""
+        if messages is None:
+            return None
+        return cls(copy.deepcopy(tuple(messages)), copy.deepcopy(tuple(tools or ())))
+
+
+def tracked_nodes(
+    call_number: int,
+    prompt: PromptEncoding,
+    reply: GenerationReply,
+    chat: Chat | None,
+    tokenizer: Tokenizer,
+    metadata_of: MetadataOf,
+) -> list[TrackedNode]:
+    """One node for each choice, in choice order; ids are `CALL.CHOICE`."""
+    spelled = tokenizer.decode(prompt.token_ids) if prompt.spelled is None else prompt.spelled
+    return [
+        _tracked_node(f"{call_number}.{index}", index, prompt, spelled, reply, chat, tokenizer, metadata_of)
+        for index in range(len(reply.choices))
+    ]
+
+
+def _tracked_node(
+    node_id: str,
+    index: int,
+    prompt: PromptEncoding,
+    prompt_spelled: str,
+    reply: GenerationReply,
+    chat: Chat | None,
+    tokenizer: Tokenizer,
+    metadata_of: MetadataOf,
+) -> TrackedNode:
+    completion = reply.choices[index]
+    shown = shown_text(completion, reply.sampling, tokenizer)
+    full_text = tokenizer.decode([*prompt.token_ids, *completion.token_ids])
+    # Where the text of the whole is not the text of its parts (a split character), take the parts.
+    added = (
+        full_text[len(prompt_spelled) :]
+        if full_text.startswith(prompt_spelled)
+        else text_after_text(completion.token_ids, tokenizer)
+    )
+    end_text = "" if completion.end_token_id is None else tokenizer.decode([completion.end_token_id])
+    spans = (*prompt.spans, completion_span(prompt, completion, shown))
+    metadata = metadata_of(spans, node_id, index)
+    return TrackedNode(
+        node_id=node_id,
+        node=join_prompt_and_completion(prompt, completion, full_text=full_text, metadata=metadata),
+        spans=spans,
+        prompt_text=prompt.text,
+        continued_text=prompt.text + added,
+        end_token_text=end_text if added.endswith(end_text) else "",
+        conversation=answered(chat.messages, shown) if chat else None,
+        tools=chat.tools if chat else (),
+        unwritten=prompt.unwritten,
+    )
