@@ -18,6 +18,7 @@ from typing import ClassVar
 import msgspec
 
 from managed_cli.backends.base import NOT_PROBED, HttpBackend, logprob_or_minus_inf
+from managed_cli.backends.vllm_on_cpu import StepBudget, runs_on_cpu
 from managed_cli.errors import ServerContractError, ServerRefused
 from managed_cli.types import (
     Generation,
@@ -86,6 +87,7 @@ class VLLMBackend(HttpBackend):
     """A `vllm serve` of any recent version, without special flags."""
 
     server_type: ClassVar[str] = "vllm"
+    _step_budget: StepBudget | None = None
 
     async def probe(self) -> ServerInfo:
         """What the server says of itself, its logprobs mode found by two one-token requests.
@@ -106,9 +108,16 @@ class VLLMBackend(HttpBackend):
             version=await self._version(),
         )
         self._info = info
+        self._step_budget = StepBudget() if await self._runs_on_cpu() else None
         mode, source = await self._probed_logprobs_mode(info.model)
         self._info = dataclasses.replace(info, logprobs_mode=mode, logprobs_mode_source=source)
         return self._info
+
+    async def _runs_on_cpu(self) -> bool:
+        try:
+            return runs_on_cpu((await self.http.get("/metrics")).body.decode("utf-8", "replace"))
+        except ServerRefused:
+            return False  # it has no metrics, or guards them
 
     def _chosen_model(self, models: Sequence[_Model]) -> _Model:
         if not models:
@@ -187,8 +196,17 @@ class VLLMBackend(HttpBackend):
             ServerUnreachable, ServerRefused, ServerContractError: as their names say.
         """
         sampling = self.admitted(prompt_ids, sampling)
-        payload = self._payload(prompt_ids, sampling)
-        reply = await self.http.post("/v1/completions", payload)
+        budget = self._step_budget
+        if budget is None:
+            return await self._generate(prompt_ids, sampling)
+        needed = budget.needed(len(prompt_ids), sampling.n)
+        if needed > budget.tokens:
+            sampling = dataclasses.replace(sampling, seed=None)
+        async with budget.taken(needed):
+            return await self._generate(prompt_ids, sampling)
+
+    async def _generate(self, prompt_ids: Sequence[int], sampling: SamplingParams) -> GenerationReply:
+        reply = await self.http.post("/v1/completions", self._payload(prompt_ids, sampling))
         choices = self.http.decode(reply.body, _Completion, what="a completion").choices
         if len(choices) == sampling.n and sorted(c.index for c in choices) != list(range(sampling.n)):
             raise ServerContractError(f"{self.label} numbered its choices {[c.index for c in choices]}")

@@ -66,7 +66,7 @@ def test_one_signal_lets_requests_in_flight_finish_and_sends_no_more(
     assert len(rows_of(tmp_path / "out.parquet.partial")) == 8
     assert last_line(stderr) == (
         "interrupted after 8 of 100 samples; 8 rows of 8 samples are in out.parquet.partial/; "
-        "look at them with: managed-cli inspect out.parquet.partial/"
+        "continue with the same command and --resume"
     )
     assert "Traceback" not in stderr
     assert check(tmp_path / "out.parquet.partial").returncode == 0

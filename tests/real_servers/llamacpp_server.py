@@ -12,7 +12,7 @@ import threading
 # Read when OpenMP is loaded: waiting threads sleep, so that a busy machine does not make them wait for each other.
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 
-import xllamacpp  # noqa: E402 (after the variable that it reads)
+import xllamacpp
 
 SLOTS = 4
 CONTEXT_PER_SLOT = 2048

@@ -1,7 +1,9 @@
 #!/usr/bin/env bash
 # Tests against real inference servers, one server after another; everything that is missing is installed first.
 #
-#   tests/real_servers/run.sh [KIND…]      KIND: vllm, local; default: both
+#   tests/real_servers/run.sh [KIND…]      KIND: vllm, sglang, trl, trl-vllm, llamacpp, local; default: all
+#
+# Each kind has the two-turn conversations; vllm and local have tests of their own beside them.
 #
 #   MANAGED_CLI_SERVERS_VENV   the servers' environment (default: .cache/servers-venv in the checkout)
 #   MANAGED_CLI_TEST_VENV      the project's environment (default: .venv-test in the checkout)
@@ -16,11 +18,11 @@ root=$(cd "$here/../.." && pwd)
 # absolute PATH: PATH as seen from the caller's directory.
 absolute() { case $1 in /*) echo "$1" ;; *) echo "$PWD/$1" ;; esac; }
 
-declare -A test_files=([vllm]=test_vllm.py [local]=test_embedded.py)
-[ $# -ge 1 ] || set -- vllm local
+declare -A own_tests=([vllm]=test_vllm.py [local]=test_embedded.py [sglang]='' [trl]='' [trl-vllm]='' [llamacpp]='')
+[ $# -ge 1 ] || set -- vllm sglang trl trl-vllm llamacpp local
 for kind in "$@"; do
-  if [ -z "${test_files[$kind]:-}" ]; then
-    echo "error: no tests for a server of kind $kind; there are: ${!test_files[*]}" >&2
+  if [ -z "${own_tests[$kind]+known}" ]; then
+    echo "error: no tests for a server of kind $kind; there are: ${!own_tests[*]}" >&2
     exit 2
   fi
 done
@@ -36,7 +38,9 @@ cd "$root"
 for kind in "$@"; do
   # pytest itself fails (5) where nothing was collected; tests that all skip themselves are caught by the second line.
   results=$root/.cache/real-$kind.xml
-  timed "tests against $kind" env MANAGED_CLI_REAL_SERVERS="$servers_venv" \
-    "$test_venv/bin/python" -m pytest -v -rP --durations=0 --durations-min=5 --junitxml="$results" "$here/${test_files[$kind]}"
+  files=("$here/test_conversations.py")
+  [ -z "${own_tests[$kind]}" ] || files+=("$here/${own_tests[$kind]}")
+  timed "tests against $kind" env MANAGED_CLI_REAL_SERVERS="$servers_venv" MANAGED_CLI_REAL_KINDS="$kind" \
+    "$test_venv/bin/python" -m pytest -v -rP --durations=0 --durations-min=5 --junitxml="$results" "${files[@]}"
   "$test_venv/bin/python" "$root/tests/ran_some.py" "$results"
 done

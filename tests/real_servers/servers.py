@@ -56,7 +56,7 @@ class Recipe:
 
 
 RECIPES = {
-    # As a user starts it: only what the machine needs, so that the model's generation_config.json stays in force.
+    # As a user starts it, with only what the machine needs: the model's generation_config.json stays in force.
     "vllm": Recipe(
         command=(
             *("{bin}/vllm", "serve", "{model}", "--host", "127.0.0.1", "--port", "{port}"),
@@ -74,6 +74,16 @@ RECIPES = {
         ),
         variables={"VLLM_CPU_KVCACHE_SPACE": "1", "PYTHONPATH": "{overlays}/trl"},
         ready_path="/health/",
+    ),
+    # From TRL 1.11 on, `trl vllm-serve` starts `vllm serve` with logprobs taken after all filters.
+    "trl-vllm": Recipe(
+        command=(
+            *("{python}", "{overlays}/trl-vllm/bin/trl", "vllm-serve", "--model", "{model}"),
+            *("--host", "127.0.0.1", "--port", "{port}", "--dtype", "float32"),
+            *("--max_model_len", str(CONTEXT_LENGTH), "--enforce_eager", "true"),
+        ),
+        variables={"VLLM_CPU_KVCACHE_SPACE": "1", "PYTHONPATH": "{overlays}/trl-vllm"},
+        ready_path="/health",
     ),
     "sglang": Recipe(
         command=(

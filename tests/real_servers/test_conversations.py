@@ -42,6 +42,7 @@ class Kind:
         options: further options of `managed-cli rollout`.
         most, mean: nats by which a recorded logprob may differ from the forward pass.
         tempered: its logprobs are those after temperature.
+        names_tokenizer: it says which tokenizer it has.
     """
 
     server_type: str
@@ -50,6 +51,7 @@ class Kind:
     most: float = 5e-4
     mean: float = 5e-5
     tempered: bool = False
+    names_tokenizer: bool = True
 
 
 KINDS = {
@@ -75,10 +77,12 @@ class Target:
     kind: Kind
     base_url: str | None
     weights: Path
+    tokenizer: Path
 
     def arguments(self, base_url: str | None) -> tuple[object, ...]:
         where = ("--model", self.weights) if base_url is None else ("--base-url", base_url)
-        return ("--server-type", self.kind.server_type, *where, *self.kind.options)
+        tokenizer = () if self.kind.names_tokenizer else ("--tokenizer", self.tokenizer)
+        return ("--server-type", self.kind.server_type, *where, *tokenizer, *self.kind.options)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -99,11 +103,12 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def target(kind: str, environment: Path, log_folder: Path) -> Iterator[Target]:
     chosen = KINDS[kind]
     weights = environment / "models" / "smollm2-135m-f32.gguf"
+    tokenizer = environment / "models" / "smollm2-135m"
     if chosen.recipe is None:
-        yield Target(kind=chosen, base_url=None, weights=weights)
+        yield Target(kind=chosen, base_url=None, weights=weights, tokenizer=tokenizer)
         return
     with servers.running(chosen.recipe, environment=environment, log_folder=log_folder) as server:
-        yield Target(kind=chosen, base_url=server.base_url, weights=weights)
+        yield Target(kind=chosen, base_url=server.base_url, weights=weights, tokenizer=tokenizer)
 
 
 @pytest.fixture(scope="module")
@@ -278,7 +283,7 @@ async def prompt_logprobs(target: Target) -> dict[str, list[Any]] | None:
         server_type=target.kind.server_type,
         base_url=target.base_url,
         model_name=str(target.weights) if target.base_url is None else None,
-        tokenizer_name=None,
+        tokenizer_name=None if target.kind.names_tokenizer else str(target.tokenizer),
         context_length=servers.CONTEXT_LENGTH,
     )
     async with ServerManager(config) as manager, manager.managed_server() as managed:

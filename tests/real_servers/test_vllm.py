@@ -55,10 +55,8 @@ def vllm(environment: Path, log_folder: Path, folder: Path) -> Iterator[Server]:
     out = folder / "early.parquet"
     arguments = ("--server-type", "vllm", "--base-url", base_url, "--out", out, "--limit", 2, "--max-tokens", 8)
     early = subprocess.Popen(
-        checks.command("rollout", checks.EXAMPLES / "prompts.jsonl", *arguments, "--wait-for-server", 300),
+        checks.command("rollout", checks.EXAMPLES / "prompts.jsonl", *arguments, "--quiet", "--wait-for-server", 300),
         stdin=subprocess.DEVNULL,
-        stdout=subprocess.DEVNULL,
-        stderr=(folder / "early.stderr").open("w"),
         text=True,
     )
     try:
