@@ -83,6 +83,9 @@ def run(arguments: list[str]) -> int:
     except ManagedCliError as error:
         click.echo(error.report(), err=True)
         return int(error.exit_code)
+    except NotImplementedError as error:
+        click.echo(f"error: {error}", err=True)
+        return int(ExitCode.USAGE)
     except BrokenPipeError:
         # The reader of our output has gone (`| head`): not a fault, but nothing more can be written.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import json
 import platform
+import warnings
 from collections.abc import Sequence
 from typing import Any
 
@@ -64,6 +65,8 @@ async def _record(
                 say(interrupted_early(config))
                 return int(interrupted.exit_code)
             server.backend.check_sampling(config.sampling)
+            if config.server.server_type == "openai":
+                warn_of_placeholders()
             facts = run_facts(config, server, report, source)
             output.describe_run(facts, fingerprint=fingerprint(config, server))
             if not quiet:
@@ -74,6 +77,14 @@ async def _record(
             outcome = await _concluded(output, progress, stop, fault)
             _tell(outcome, facts, progress, quiet=quiet, as_json=as_json)
             return int(outcome.code)
+
+
+def warn_of_placeholders() -> None:
+    """Say once, on every run, that these rows cannot be trained on; the warning of each context is then too much."""
+    from managed_cli.managed.dummy import DummyTokensWarning
+
+    warnings.simplefilter("ignore", DummyTokensWarning)
+    say("warning: an OpenAI endpoint gives no token ids: rows hold placeholder tokens and cannot be trained on")
 
 
 async def _run(runner: Runner, stop: Stop, *, quiet: bool) -> ManagedCliError | None:
@@ -158,10 +169,16 @@ def fingerprint(config: RolloutConfig, server: Server) -> dict[str, Any]:  # Any
         **config.settings(),
         "server_type": server.backend.server_type,
         "model": server.info.model,
-        "tokenizer": server.tokenizer.name,
-        "chat_template_sha256": server.tokenizer.chat_template_hash(),
+        **tokenizer_facts(server),
         "logprobs_mode": str(server.info.logprobs_mode),
     }
+
+
+def tokenizer_facts(server: Server) -> dict[str, str | None]:
+    """Whose ids these are, and a hash of the chat template; nothing where there are no ids (the OpenAI dummy)."""
+    if server.config.server_type == "openai":
+        return {"tokenizer": None, "chat_template_sha256": None}
+    return {"tokenizer": server.tokenizer.name, "chat_template_sha256": server.tokenizer.chat_template_hash()}
 
 
 def run_facts(
@@ -185,7 +202,6 @@ def run_facts(
         "weight_version": info.weight_version,
         "logprobs_mode": str(info.logprobs_mode),
         "logprobs_mode_source": info.logprobs_mode_source,
-        "tokenizer": server.tokenizer.name,
-        "chat_template_sha256": server.tokenizer.chat_template_hash(),
+        **tokenizer_facts(server),
         **config.facts(),
     }

@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from managed_cli.backends.openai import NO_TOKEN_IDS, OpenAIBackend, TextChoice, TextReply
-from managed_cli.errors import ConfigError
+from managed_cli.errors import ConfigError, PromptRejected
 from managed_cli.managed.config import APIServerConfig
 from managed_cli.managed.recording import sampling_json
 from managed_cli.managed.server import History, ManagedServer
@@ -117,11 +117,11 @@ class DummyManagedServer(ManagedServer):
         if max_total_tokens is not None:
             raise ConfigError("an OpenAI endpoint gives no token counts beforehand, so a total cannot be kept to")
         if prompt_ids is not None:
-            raise NotImplementedError(NO_TOKEN_IDS)
+            raise PromptRejected(NO_TOKEN_IDS)
         if (prompt is None) == (messages is None):
             raise ConfigError("give either prompt or messages")
         if tools:
-            raise NotImplementedError("the dummy managed server does not send tools")
+            raise ConfigError("the dummy managed server does not send tools")
         ticket = self._tracker.issue()
         try:
             await self._prepare()

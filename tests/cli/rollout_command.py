@@ -142,6 +142,11 @@ def sent_to(server: RunningServer) -> list[dict[str, Any]]:  # Any: as in `recor
     return [entry for entry in server.records() if isinstance(entry["body"]["prompt"], list)]
 
 
+def sent_to_any(server: RunningServer) -> int:
+    """How many sampling requests of any kind the server has seen."""
+    return int(server.stats()["generations"])
+
+
 def one_message(stderr: str) -> str:
     """`stderr`, which is one message and neither a traceback nor a warning."""
     assert stderr.count("rror: ") == 1, stderr

@@ -16,7 +16,6 @@ from tests.managed.oracle import Call, Known, Oracle, order_of
 from tests.managed.plans import STOP, CallPlan, Plan, Sampler, as_content, user_words
 from tests.managed.scripted import CURRENT, Exchange, ScriptedBackend
 
-
 CHECKED: Counter[str] = Counter()
 """Conversations and nodes that held, for the line at the end of the run."""
 
