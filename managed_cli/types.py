@@ -16,6 +16,9 @@ MASKED_LOGPROB = 1.0
 LOGPROB_TOLERANCE = 1e-6
 """How far above 0 a sampled logprob may lie: rounding of a float32 log-softmax."""
 
+UNNAMED_MODEL = "unknown"
+"""What stands for the model where neither the server nor the user names it."""
+
 TOP_K_OFF = -1
 """`top_k` that filters nothing, as vLLM and SGLang spell it."""
 

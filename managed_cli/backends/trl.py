@@ -24,6 +24,7 @@ from managed_cli.backends.base import NOT_PROBED, BackendConfig, logprob_or_minu
 from managed_cli.backends.vllm import VLLMBackend, logprobs_mode_of
 from managed_cli.errors import ConfigError, ServerContractError, ServerRefused
 from managed_cli.types import (
+    UNNAMED_MODEL,
     Generation,
     GenerationReply,
     LogprobsMode,
@@ -39,9 +40,6 @@ VLLM_HEALTH_PATH = "/health"
 
 NOT_THERE = (307, 308, 404, 405)
 """Statuses of a path that this dialect spells otherwise or has not."""
-
-UNNAMED_MODEL = "unknown"
-"""What stands for the model where neither the server nor the user names it."""
 
 MOST_ALTERNATIVES = 20
 """vLLM's default `max_logprobs`, which TRL's own server leaves as it is; asking for more hangs it."""

@@ -22,7 +22,7 @@ from managed_cli.tokenizers import (
     first_disagreement,
     load_tokenizer,
 )
-from managed_cli.types import ServerInfo, Tokenizer
+from managed_cli.types import UNNAMED_MODEL, ServerInfo, Tokenizer
 
 ANSWERS_SECONDS = 60.0
 """All questions before the first sample, one-token probes on a busy server included, are answered in this time."""
@@ -127,7 +127,7 @@ class Server:
             return load_tokenizer(self.config.tokenizer_name)
         if isinstance(backend, LlamaCppBackend):
             return llamacpp_tokenizer(backend)
-        names = list(dict.fromkeys(name for name in (info.tokenizer_name, info.model) if name))
+        names = list(dict.fromkeys(n for n in (info.tokenizer_name, info.model) if n and n != UNNAMED_MODEL))
         return first_loadable(names, backend)
 
     @contextlib.asynccontextmanager

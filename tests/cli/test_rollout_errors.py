@@ -345,3 +345,11 @@ def test_a_server_that_does_not_say_its_context_is_asked_about_before_the_first_
     with running_server("trl", "--dialect", "0.29") as server:
         done = refused(tmp_path, ExitCode.USAGE, prompts, *at(server), "--tokenizer", server.tokenizer_dir)
     assert "--context-length" in done.stderr
+
+
+def test_a_trl_server_that_names_no_tokenizer_asks_for_it_at_once(tmp_path: Path, prompts: Path) -> None:
+    with running_server("trl") as server:
+        run = rollout(prompts, *at(server), "--context-length", 2048, cwd=tmp_path)
+    assert run.returncode == 4
+    assert "--tokenizer" in one_message(run.stderr)
+    assert "huggingface" not in run.stderr

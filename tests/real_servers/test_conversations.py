@@ -57,7 +57,13 @@ class Kind:
 KINDS = {
     "vllm": Kind(server_type="vllm", recipe="vllm"),
     "sglang": Kind(server_type="sglang", recipe="sglang", tempered=True),
-    "trl": Kind(server_type="trl", recipe="trl", options=("--context-length", servers.CONTEXT_LENGTH), tempered=True),
+    "trl": Kind(
+        server_type="trl",
+        recipe="trl",
+        options=("--context-length", servers.CONTEXT_LENGTH),
+        tempered=True,
+        names_tokenizer=False,
+    ),
     "trl-vllm": Kind(server_type="trl", recipe="trl-vllm", tempered=True),
     # llama.cpp computes otherwise than torch: float32 weights agree to about 1e-2 at worst.
     "llamacpp": Kind(server_type="llamacpp", recipe="llamacpp", most=3e-2, mean=5e-3),
