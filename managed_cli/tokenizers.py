@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import logging
 import os
 from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
@@ -338,10 +339,9 @@ def load_tokenizer(name: str) -> HuggingFaceTokenizer:
     os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     import transformers
-    from huggingface_hub.utils import logging as hub_logging
 
     transformers.logging.set_verbosity_error()
-    hub_logging.set_verbosity(hub_logging.ERROR)
+    logging.getLogger("huggingface_hub").setLevel(logging.ERROR)
     try:
         tokenizer = transformers.AutoTokenizer.from_pretrained(name)
     except Exception as error:  # transformers raises errors of many libraries; each means: cannot be loaded

@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import importlib.util
+import logging
 import os
 import secrets
 from collections.abc import Sequence
@@ -153,10 +154,9 @@ def _packaged_weights() -> Path | None:
 
 def _from_hub(repository: str, file: str, complaint: str) -> Path:
     from huggingface_hub import hf_hub_download, try_to_load_from_cache
-    from huggingface_hub.utils import logging as hub_logging
 
     # Its retries are not news; its failure is told below.
-    hub_logging.set_verbosity(hub_logging.ERROR)
+    logging.getLogger("huggingface_hub").setLevel(logging.ERROR)
     cached = try_to_load_from_cache(repository, file)
     if isinstance(cached, str):
         return Path(cached)
