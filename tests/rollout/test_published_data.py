@@ -1,4 +1,6 @@
-"""Files as they are published. They are not part of the project: MANAGED_CLI_DATA_DIR names a directory that has them.
+"""Files as they are published. They are not part of the project.
+
+They are read from the directory that MANAGED_CLI_DATA_DIR names, else from `shared/data` beside the checkout.
 
 What they taught is tested on small files of our own: `examples/inputs/`, and the tests beside this one.
 """
@@ -16,6 +18,8 @@ import pytest
 
 from managed_cli.rollout.tasks import InputOptions, InputReport, Task, read_tasks, validate_input
 
+BESIDE_THE_CHECKOUT = Path(__file__).parents[3] / "shared" / "data"
+
 OPTIONS = {
     "gsm8k_200.jsonl": InputOptions(prompt_field="question"),
     "mt_bench_question.jsonl": InputOptions(id_field="question_id"),
@@ -26,10 +30,10 @@ OPTIONS = {
 
 
 def published(name: str) -> Path:
-    folder = os.environ.get("MANAGED_CLI_DATA_DIR")
-    if folder is None or not (Path(folder) / name).is_file():
-        pytest.skip(f"{name} is not here; MANAGED_CLI_DATA_DIR names a directory that has it")
-    return Path(folder) / name
+    folder = Path(os.environ.get("MANAGED_CLI_DATA_DIR") or BESIDE_THE_CHECKOUT)
+    if not (folder / name).is_file():
+        pytest.skip(f"{name} is not in {folder}; MANAGED_CLI_DATA_DIR names a directory that has it")
+    return folder / name
 
 
 def records_of(path: Path) -> list[dict[str, object]]:
