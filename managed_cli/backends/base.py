@@ -41,6 +41,9 @@ MINUS_INF_FLOOR = -9998.0
 
 WAITING_HINT = "a server that is still loading can be waited for: --wait-for-server SECONDS"
 
+ENGINE_HAS_ENDED = "EngineCore encountered an issue"
+"""How a vLLM answers, with HTTP 500, from the moment its engine has died until it is started anew."""
+
 HEALTH_POLL_SECONDS = 1.0
 """How often a server that is still loading is asked again."""
 
@@ -342,4 +345,6 @@ def refusal_is_final(error: ServerError) -> bool:
     """Whether `error` would meet every further request too, so that going on is pointless."""
     if isinstance(error, ServerUnreachable):
         return True
-    return isinstance(error, ServerRefused) and error.status in (401, 403, 404)
+    if not isinstance(error, ServerRefused):
+        return False
+    return error.status in (401, 403, 404) or any(ENGINE_HAS_ENDED in line for line in error.details)

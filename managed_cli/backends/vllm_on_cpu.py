@@ -18,6 +18,9 @@ from collections.abc import AsyncIterator
 STEP_TOKENS = 2048
 """vLLM's default `max_num_batched_tokens` for a server on one CPU."""
 
+OTHERS_TOKENS = 256
+"""Left of a step to whoever else uses the server: a second, small run beside a full one must not end it."""
+
 _CACHE_CONFIG = re.compile(r"^vllm:cache_config_info\{(.*)\}", re.MULTILINE)
 _LABEL = re.compile(r'(\w+)="([^"]*)"')
 
@@ -41,7 +44,7 @@ def runs_on_cpu(metrics: str) -> bool:
 class StepBudget:
     """Tokens of one step, shared by the requests in flight; given out in the order of asking."""
 
-    def __init__(self, tokens: int = STEP_TOKENS) -> None:
+    def __init__(self, tokens: int = STEP_TOKENS - OTHERS_TOKENS) -> None:
         self.tokens = tokens
         self._free = tokens
         self._waiting: collections.deque[tuple[int, asyncio.Future[None]]] = collections.deque()

@@ -5,7 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from managed_cli.backends.vllm_on_cpu import StepBudget, runs_on_cpu
+from managed_cli.backends.base import refusal_is_final
+from managed_cli.backends.vllm_on_cpu import OTHERS_TOKENS, STEP_TOKENS, StepBudget, runs_on_cpu
+from managed_cli.errors import ServerRefused
 
 CPU = (
     'vllm:cache_config_info{block_size="128",engine="0",kv_cache_memory_bytes="1073741824",num_gpu_blocks="182",'
@@ -81,3 +83,13 @@ def test_a_cancelled_request_gives_back_what_it_held_or_waited_for() -> None:
 
 def test_the_recorded_metrics_of_a_cpu_server_are_recognised() -> None:
     assert runs_on_cpu(Path(__file__).with_name("vllm_cpu_metrics.txt").read_text(encoding="utf-8"))
+
+
+def test_a_small_second_run_fits_beside_a_full_one() -> None:
+    assert StepBudget().tokens == STEP_TOKENS - OTHERS_TOKENS < STEP_TOKENS
+
+
+def test_an_engine_that_has_ended_ends_the_run_and_another_error_does_not() -> None:
+    ended = "EngineCore encountered an issue. See stack trace (above) for the root cause."
+    assert refusal_is_final(ServerRefused("vllm answered HTTP 500", status=500, details=[ended]))
+    assert not refusal_is_final(ServerRefused("vllm answered HTTP 500", status=500, details=["out of luck"]))
