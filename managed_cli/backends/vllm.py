@@ -10,6 +10,7 @@ What its replies mean (vLLM 0.32, and 0.17 to 0.27 by their source):
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import math
 from collections.abc import Mapping, Sequence
@@ -251,20 +252,16 @@ class VLLMBackend(HttpBackend):
         """
         sampling = self.admitted(prompt_ids, SamplingParams(max_tokens=1, temperature=0.0))
         payload = {**self._payload(prompt_ids, sampling), "prompt_logprobs": top_k}
-        reply = await self.http.post("/v1/completions", payload)
+        async with contextlib.AsyncExitStack() as held:
+            if self._step_budget is not None:
+                await held.enter_async_context(self._step_budget.taken(StepBudget.needed(len(prompt_ids), 1)))
+            reply = await self.http.post("/v1/completions", payload)
         choices = self.http.decode(reply.body, _Completion, what="prompt logprobs").choices
         if len(choices) != 1 or choices[0].prompt_logprobs is None:
             raise ServerContractError(f"{self.label} sent no prompt logprobs")
         self.check_echo(prompt_ids, choices[0].prompt_token_ids)
-        entries = choices[0].prompt_logprobs
-        if len(entries) != len(prompt_ids):
-            raise ServerContractError(f"{self.label} sent {len(entries)} prompt logprobs for {len(prompt_ids)} tokens")
-        rows = [self._ranked(entry, top_k, position) for position, entry in enumerate(entries)]
-        return PromptLogprobs(
-            prompt_tokens=list(prompt_ids),
-            topk_token_ids=[[token for token, _ in row] for row in rows],
-            topk_logprobs=[[logprob for _, logprob in row] for row in rows],
-        )
+        rows = [self._ranked(entry, top_k, position) for position, entry in enumerate(choices[0].prompt_logprobs)]
+        return self.prompt_logprobs_of(prompt_ids, top_k, rows)
 
     def _ranked(self, entry: Mapping[str, _PromptLogprob] | None, top_k: int, position: int) -> list[tuple[int, float]]:
         if position == 0:

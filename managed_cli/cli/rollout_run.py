@@ -71,6 +71,9 @@ async def _record(
             output.describe_run(facts, fingerprint=fingerprint(config, server))
             if not quiet:
                 say(start_lines(config, server, report, source, output))
+            note = tokenizer_note(server)
+            if note is not None:
+                say(f"note: {server.tokenizer.name}: {note}")
             progress = Progress(total=report.samples)
             runner = Runner(config, read_samples(source, config.input), server, output, progress, stop)
             fault = await _run(runner, stop, quiet=quiet)
@@ -181,6 +184,14 @@ def tokenizer_facts(server: Server) -> dict[str, str | None]:
     return {"tokenizer": server.tokenizer.name, "chat_template_sha256": server.tokenizer.chat_template_hash()}
 
 
+def tokenizer_note(server: Server) -> str | None:
+    """What was unusual about loading the tokenizer, in words; None where nothing was."""
+    if server.config.server_type == "openai":
+        return None
+    note = getattr(server.tokenizer, "note", None)
+    return None if note is None else str(note)
+
+
 def run_facts(
     config: RolloutConfig, server: Server, report: InputReport, source: InputFiles
 ) -> dict[str, Any]:  # Any: JSON values
@@ -203,5 +214,6 @@ def run_facts(
         "logprobs_mode": str(info.logprobs_mode),
         "logprobs_mode_source": info.logprobs_mode_source,
         **tokenizer_facts(server),
+        "tokenizer_note": tokenizer_note(server),
         **config.facts(),
     }
