@@ -214,12 +214,23 @@ class LlamaCppBackend(HttpBackend):
         if len(completions) != sampling.n:
             raise ServerContractError(f"{self.label} sent {len(completions)} choices for n={sampling.n}")
         for completion in completions:
-            if completion.tokens_evaluated != len(prompt_ids) or completion.truncated:
+            if completion.tokens_evaluated != len(prompt_ids):
                 raise ServerContractError(
                     f"{self.label} worked on {completion.tokens_evaluated} prompt tokens, "
                     f"not on the {len(prompt_ids)} sent"
                 )
+            if completion.truncated and not self._filled_its_context(prompt_ids, completion):
+                raise ServerContractError(f"{self.label} dropped a part of the context while it generated")
         return completions, reply.attempts
+
+    def _filled_its_context(self, prompt_ids: Sequence[int], completion: _Completion) -> bool:
+        """Whether `truncated` says no more than that generation ended at the last free token.
+
+        llama.cpp says it of a completion that fills the context to its last token, from which nothing was dropped, and
+        of one for which a context shift made room, which is longer than the context.
+        """
+        held = len(prompt_ids) + len(completion.tokens)
+        return completion.stop_type == "limit" and held <= (self.info.context_length or 0)
 
     async def _generation(self, prompt_ids: Sequence[int], completion: _Completion) -> Generation:
         finish_reason = FINISH_REASONS.get(completion.stop_type)

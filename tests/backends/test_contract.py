@@ -269,7 +269,12 @@ BREACHES: list[tuple[str, str, Callable[[Json], object], str]] = [
         lambda r: r[1].update(tokens_evaluated=15),
         "worked on 15 prompt tokens, not on the 16",
     ),
-    ("llamacpp", "truncated", lambda r: r[1].update(truncated=True), "worked on 16 prompt tokens"),
+    (
+        "llamacpp",
+        "truncated",
+        lambda r: r[1].update(truncated=True, stop_type="eos"),
+        "dropped a part of the context while it generated",
+    ),
 ]
 
 

@@ -1,3 +1,4 @@
+import functools
 from collections.abc import Mapping
 from typing import Any
 
@@ -50,6 +51,30 @@ def test_every_recorded_reply_becomes_its_choice(name: str) -> None:
     assert reply.logprobs_mode is LogprobsMode.RAW
     expected = ("stop", 2) if response["stop_type"] == "eos" else ("length", None)
     assert (choice.finish_reason, choice.end_token_id) == expected
+
+
+@pytest.mark.parametrize(("more_than_the_context", "outcome"), [(0, "length"), (1, None)])
+def test_a_completion_that_fills_the_context_is_data_and_one_after_a_context_shift_is_not(
+    more_than_the_context: int, outcome: str | None
+) -> None:
+    completion = with_logprobs(recorded("llamacpp", "completion_n2").response[0])
+    held = len(PROMPT) + len(completion["tokens"])
+    properties = recorded("llamacpp", "get_props").response
+    properties["default_generation_settings"]["n_ctx"] = held - more_than_the_context
+    answers = {
+        **llamacpp(as_json({**completion, "truncated": True, "stop_type": "limit"})),
+        "GET /props": as_json(properties),
+    }
+    with replaying(answers) as server:
+        asking = functools.partial(
+            ask, LlamaCppBackend, server, lambda b: b.generate(PROMPT, SamplingParams(max_tokens=3))
+        )
+        if outcome is None:
+            with pytest.raises(ServerContractError, match="dropped a part of the context"):
+                asking()
+        else:
+            (choice,) = asking().choices
+            assert (list(choice.token_ids), choice.finish_reason) == (completion["tokens"], outcome)
 
 
 def test_a_recorded_list_becomes_several_choices() -> None:

@@ -117,6 +117,17 @@ def test_logprobs_up_to_a_stop_string_are_true(record, environment, tmp_path):
     checks.assert_true(report, len(rows), most=MOST_NATS, mean=MEAN_NATS)
 
 
+def test_completions_that_fill_the_context_are_data(record, environment, tmp_path):
+    context = 96
+    prompts = checks.EXAMPLES / "prompts.jsonl"
+    path, rows = record(prompts, "--limit", 4, "-n", 4, "--max-tokens", 512, "--context-length", context, "--seed", 5)
+    full = [row for row in rows if len(row["tokens"]) == context]
+    assert full, "no answer is as long as the context: it is no longer small enough"
+    assert {row["finish_reason"] for row in full} == {"length"}
+    report = checks.forward_report(path, environment=environment, report=tmp_path / "truth.json")
+    checks.assert_true(report, len(rows), most=MOST_NATS, mean=MEAN_NATS)
+
+
 def test_a_seed_repeats_a_run_and_its_choices_differ(record):
     first, second = (_by_identity(record(*ONE_AT_A_TIME, "--seed", 7, again=run)[1]) for run in (1, 2))
     assert first == second
