@@ -91,7 +91,10 @@ class EmbeddedBackend(LlamaCppBackend):
         key = secrets.token_hex(16)
         engine = await asyncio.to_thread(_started_engine, config, weights, key)
         backend = BackendConfig(
-            base_url=str(engine.listening_address), api_key=key, keep_nonfinite=config.keep_nonfinite
+            base_url=str(engine.listening_address),
+            api_key=key,
+            keep_nonfinite=config.keep_nonfinite,
+            context_length=config.context_length,  # llama.cpp's own is the next multiple of 256
         )
         return cls(backend, engine=engine, weights=weights)
 

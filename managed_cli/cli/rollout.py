@@ -69,7 +69,12 @@ _AT_LEAST_ONE = click.IntRange(min=1)
     show_default=True,
     help="What samples: the embedded engine (local), or a server of that kind; openai only as an opt-in dummy.",
 )
-@_server("--base-url", metavar="URL", help="Address of the server; by default the usual one of its kind.")
+@_server(
+    "--base-url",
+    multiple=True,
+    metavar="URL",
+    help="Address of the server (default: the usual one of its kind); repeated: several servers of one model.",
+)
 @_server("--model", metavar="NAME", help="Model to ask for (default: the one it has); for local, a GGUF file.")
 @_server("--tokenizer", metavar="NAME", help="Directory or Hugging Face name (default: what the server names).")
 @_server("--api-key-env", metavar="VAR", help="Environment variable that holds the server's API key.")
@@ -78,7 +83,13 @@ _AT_LEAST_ONE = click.IntRange(min=1)
     type=click.FloatRange(min=0),
     default=0.0,
     metavar="SECONDS",
-    help="Wait so long for a server that is still loading.",
+    help="Wait so long for a server that is still loading, or that went away in mid-run.",
+)
+@_server(
+    "--request-timeout",
+    type=click.FloatRange(min=0, min_open=True),
+    metavar="SECONDS",
+    help="Fail a sample whose reply takes longer (default: wait; a limit cuts long answers, which skews the data).",
 )
 @_server(
     "--context-length",
@@ -86,7 +97,7 @@ _AT_LEAST_ONE = click.IntRange(min=1)
     metavar="TOKENS",
     help="Most prompt + completion tokens, where the server does not say.",
 )
-@_server("--concurrency", type=_AT_LEAST_ONE, metavar="SAMPLES", help="Samples in flight (default: 64; local: 4).")
+@_server("--concurrency", type=_AT_LEAST_ONE, metavar="SAMPLES", help="Samples in flight (default: 64 per server; local: 4).")
 @_sampling(
     "-n",
     "n",
@@ -154,6 +165,11 @@ _AT_LEAST_ONE = click.IntRange(min=1)
 )
 @_input("--limit", type=_AT_LEAST_ONE, metavar="SAMPLES", help="Use only so many, from the start.")
 @_input(
+    "--part",
+    metavar="I/N",
+    help="Use only part I of N, by sample id; N runs with the same --seed cover the input once (see `merge`).",
+)
+@_input(
     "--history",
     type=click.Choice(["template", "verbatim"]),
     default="template",
@@ -169,6 +185,18 @@ _AT_LEAST_ONE = click.IntRange(min=1)
     show_default=True,
     metavar="SECONDS",
     help="After the first Ctrl-C (SIGINT) or SIGTERM, wait so long for requests in flight.",
+)
+@_run(
+    "--max-failures",
+    type=_AT_LEAST_ONE,
+    metavar="SAMPLES",
+    help="Stop, resumable, once so many samples have failed.",
+)
+@_run(
+    "--max-consecutive-failures",
+    type=_AT_LEAST_ONE,
+    metavar="SAMPLES",
+    help="Stop, resumable, once so many samples in a row have failed.",
 )
 @_run("--quiet", is_flag=True, help="Only errors and warnings on stderr.")
 @_run("--json", "as_json", is_flag=True, help="Print the summary as one JSON document on stdout.")
@@ -187,9 +215,14 @@ def rollout_command(**options: Any) -> int:  # Any: click hands every option ove
     # The heavy imports belong to a run, not to --help.
     from managed_cli.cli.rollout_options import earlier_seed, rollout_config
     from managed_cli.cli.rollout_run import execute
+    from managed_cli.errors import ConfigError
 
     if options["seed"] is None:
         options["seed"] = earlier_seed(options["out"]) if options["resume"] else None
+    if options["seed"] is None and options["part"] is not None:
+        raise ConfigError(
+            "--part needs --seed, the same for every part", hint="parts with different seeds are different runs"
+        )
     if options["seed"] is None:
         options["seed"] = secrets.randbits(SEED_BITS)
     config = rollout_config(options)

@@ -12,7 +12,7 @@ from managed_cli.errors import ConfigError
 from managed_cli.managed.config import APIServerConfig
 from managed_cli.managed.sampling import checked_sampling
 from managed_cli.rollout.config import RolloutConfig
-from managed_cli.rollout.samples import InputOptions
+from managed_cli.rollout.input_options import InputOptions, InputPart
 
 
 def rollout_config(options: Mapping[str, Any]) -> RolloutConfig:  # Any: values that click has converted
@@ -33,9 +33,10 @@ def rollout_config(options: Mapping[str, Any]) -> RolloutConfig:  # Any: values 
         stop=options["stop"],
         stop_token_ids=options["stop_token_id"],
     )
+    part = None if options["part"] is None else InputPart.parse(options["part"])
     return RolloutConfig(
         out=options["out"],
-        server=_server_config(options),
+        servers=_server_configs(options),
         sampling=sampling,
         input=InputOptions(
             prompt_field=options["prompt_field"],
@@ -46,6 +47,7 @@ def rollout_config(options: Mapping[str, Any]) -> RolloutConfig:  # Any: values 
             input_format=options["input_format"],
             keep_last_assistant=options["keep_last_assistant"],
             on_bad_line=options["on_bad_line"],
+            part=part,
         ),
         max_total_tokens=options["max_total_tokens"],
         concurrency=options["concurrency"],
@@ -56,6 +58,8 @@ def rollout_config(options: Mapping[str, Any]) -> RolloutConfig:  # Any: values 
         retry_failed=options["retry_failed"],
         history=options["history"],
         track_tree=options["track_tree"],
+        max_failures=options["max_failures"],
+        max_consecutive_failures=options["max_consecutive_failures"],
     )
 
 
@@ -72,19 +76,22 @@ def earlier_seed(out: str) -> int | None:
     return seed if isinstance(seed, int) else None
 
 
-def _server_config(options: Mapping[str, Any]) -> APIServerConfig:  # Any: as above
-    server_type = options["server_type"]
-    if server_type == "local" and options["base_url"]:
+def _server_configs(options: Mapping[str, Any]) -> tuple[APIServerConfig, ...]:  # Any: as above
+    server_type, urls = options["server_type"], list(options["base_url"])
+    if server_type == "local" and urls:
         raise ConfigError(
             "--base-url names a server, but the embedded engine has no address",
             hint="say what runs there: --server-type vllm, sglang, trl or llamacpp",
         )
+    doubled = next((url for url in urls if urls.count(url) > 1), None)
+    if doubled is not None:
+        raise ConfigError(f"--base-url {doubled} is given twice")
     settings: dict[str, Any] = {  # Any: fields of the config
         "server_type": server_type,
-        "base_url": options["base_url"],
         "model_name": options["model"],
         "tokenizer_name": options["tokenizer"],
         "api_key": _api_key(options["api_key_env"]),
+        "timeout": options["request_timeout"],
         "wait_for_server": options["wait_for_server"],
         "context_length": options["context_length"],
         "nonfinite": options["nonfinite"],
@@ -93,7 +100,7 @@ def _server_config(options: Mapping[str, Any]) -> APIServerConfig:  # Any: as ab
         settings["max_connections"] = options["concurrency"] + 8  # room for checks beside the samples
         if server_type == "local":
             settings["slots"] = options["concurrency"]
-    return APIServerConfig(**settings)
+    return tuple(APIServerConfig(**settings, base_url=url) for url in urls or [None])
 
 
 def _api_key(variable: str | None) -> SecretStr | None:

@@ -8,7 +8,7 @@ from typing import Any
 from managed_cli.managed.config import APIServerConfig
 from managed_cli.managed.recording import sampling_json
 from managed_cli.managed.server import History
-from managed_cli.rollout.samples import InputOptions
+from managed_cli.rollout.input_options import InputOptions
 from managed_cli.types import SamplingParams
 
 DEFAULT_CONCURRENCY = 64
@@ -26,13 +26,16 @@ class RolloutConfig:
     """What to sample, from which server, and where the rows go.
 
     Attributes:
+        servers: one, or several that serve the same model; the settings of all but their address are equal.
         sampling: for every sample, before its own overrides; `seed` is the run's, from which each sample's is derived.
         max_total_tokens: most prompt + completion tokens of a row; None leaves it to the context.
-        concurrency: samples in flight; None takes what suits the server type.
+        concurrency: samples in flight on all servers together; None takes what suits their type.
+        max_failures: samples that may fail in this session before it is stopped; None for any number.
+        max_consecutive_failures: the same, of samples that fail one after the other.
     """
 
     out: str
-    server: APIServerConfig
+    servers: tuple[APIServerConfig, ...]
     sampling: SamplingParams
     input: InputOptions
     max_total_tokens: int | None = None
@@ -44,12 +47,21 @@ class RolloutConfig:
     retry_failed: bool = False
     history: History = "template"
     track_tree: bool = False
+    max_failures: int | None = None
+    max_consecutive_failures: int | None = None
+
+    @property
+    def server(self) -> APIServerConfig:
+        """What all servers have in common: the settings of the first."""
+        return self.servers[0]
 
     def samples_in_flight(self) -> int:
-        """Samples in flight: as given, else the embedded engine's slots, else the default for servers."""
+        """Samples in flight: as given, else the embedded engine's slots, else the default for each server."""
         if self.concurrency is not None:
             return self.concurrency
-        return self.server.slots if self.server.server_type == "local" else DEFAULT_CONCURRENCY
+        if self.server.server_type == "local":
+            return self.server.slots
+        return DEFAULT_CONCURRENCY * len(self.servers)
 
     def facts(self) -> dict[str, Any]:  # Any: JSON values
         """The settings that decide what is recorded, as JSON; no secrets."""
@@ -62,6 +74,7 @@ class RolloutConfig:
             "nonfinite": self.server.nonfinite,
             "input_format": self.input.input_format,
             "keep_last_assistant": self.input.keep_last_assistant,
+            "part": None if self.input.part is None else str(self.input.part),
         }
 
     def settings(self) -> dict[str, Any]:  # Any: JSON values

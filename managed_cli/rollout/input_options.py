@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 from typing import Literal, get_args
 
 from managed_cli.errors import ConfigError
@@ -29,6 +30,34 @@ CHAT_FIELDS = frozenset(
 _FORMATS_WITH_A_PROMPT_FIELD = frozenset({"auto", "prompt", "token-ids", "messages"})
 
 
+@dataclasses.dataclass(frozen=True, slots=True)
+class InputPart:
+    """Part `index` of `count`, from 1: the samples whose ids fall there, wherever they stand in the input."""
+
+    index: int
+    count: int
+
+    @classmethod
+    def parse(cls, text: str) -> InputPart:
+        """The part that `I/N` names.
+
+        Raises:
+            ConfigError: it names none.
+        """
+        index, slash, count = text.partition("/")
+        if not (slash and index.isdecimal() and count.isdecimal() and 1 <= int(index) <= int(count)):
+            raise ConfigError(f"--part {text}: expected I/N with 1 <= I <= N, as in 3/16")
+        return cls(int(index), int(count))
+
+    def __str__(self) -> str:
+        return f"{self.index}/{self.count}"
+
+    def holds(self, sample_id: str) -> bool:
+        """Whether the sample is one of this part's: by a hash of its id, so that lines may move and be added."""
+        digest = hashlib.blake2b(sample_id.encode("utf-8", "surrogatepass"), digest_size=8).digest()
+        return int.from_bytes(digest, "big") % self.count == self.index - 1
+
+
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class InputOptions:
     """How lines are understood.
@@ -43,6 +72,7 @@ class InputOptions:
         keep_last_assistant: assistant turns at the end of a ShareGPT conversation are kept, and the last is continued;
             otherwise they are the answers to be sampled anew, and kept as a field only.
         on_bad_line: what a line that cannot be used does to the run.
+        part: use only the samples of this part, of those that `limit` leaves; None for all.
 
     Raises:
         ConfigError: options that cannot be meant together.
@@ -56,6 +86,7 @@ class InputOptions:
     sampling: SamplingParams | None = None
     keep_last_assistant: bool = False
     on_bad_line: OnBadLine = "fail"
+    part: InputPart | None = None
 
     def __post_init__(self) -> None:
         for option, name in (("--prompt-field", self.prompt_field), ("--id-field", self.id_field)):

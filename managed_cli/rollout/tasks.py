@@ -12,6 +12,7 @@ from pathlib import Path
 
 from managed_cli.errors import InputError
 from managed_cli.rollout.input_files import InputFiles, input_files
+from managed_cli.rollout.input_options import InputPart
 from managed_cli.rollout.inputs import InputSource, input_source, spooled_stdin
 from managed_cli.rollout.refusals import MAX_BAD_LINES_SHOWN, Refusals, error_about, settled
 from managed_cli.rollout.sample_ids import canonical_json
@@ -75,7 +76,8 @@ def validate_input(given: Input, options: InputOptions) -> InputReport:
         InputError: a file cannot be read, holds no samples, or has bad lines that are not to be skipped (or nothing
             else): the first 10 are listed, all are counted.
     """
-    files, counts, refusals = InputFiles.of(given), _Counts(), Refusals()
+    files, refusals = InputFiles.of(given), Refusals()
+    counts = _Counts(options.part)
     if options.on_bad_line == "skip":
         for sample in settled(files, options):
             counts.add(sample)
@@ -88,10 +90,10 @@ def validate_input(given: Input, options: InputOptions) -> InputReport:
         for task in refusals.resolve_repeats(files, options):
             counts.add(task)
         if refusals.count:
-            raise refusals.error(files, checked=counts.samples + refusals.count)
-    if not counts.samples:
+            raise refusals.error(files, checked=counts.checked + refusals.count)
+    if not counts.checked:
         raise InputError(f"{files.name} holds no samples, expected one JSON object per line")
-    if counts.bad_lines == counts.samples:
+    if counts.bad_lines == counts.samples and options.part is None:
         raise error_about(counts.first_bad_lines, files, count=counts.bad_lines, checked=counts.samples)
     return counts.report()
 
@@ -108,7 +110,8 @@ def read_samples(given: Input, options: InputOptions) -> Iterator[Task | BadLine
     for sample in settled(files, options):
         if isinstance(sample, BadLine) and options.on_bad_line == "fail":
             raise error_about([sample], files, count=1, checked=1)
-        yield sample
+        if options.part is None or options.part.holds(sample.sample_id):
+            yield sample
 
 
 def read_tasks(given: Input, options: InputOptions) -> Iterator[Task]:
@@ -121,16 +124,20 @@ def read_tasks(given: Input, options: InputOptions) -> Iterator[Task]:
 
 
 class _Counts:
-    """Running totals of the checked samples."""
+    """Running totals of the checked samples, and among them of those of one part of the input."""
 
-    def __init__(self) -> None:
-        self.samples = self.bad_lines = self.with_own_n = self.own_choices = 0
+    def __init__(self, part: InputPart | None) -> None:
+        self._part = part
+        self.checked = self.samples = self.bad_lines = self.with_own_n = self.own_choices = 0
         self.first_bad_lines: list[BadLine] = []
         self._text_prompts = self._token_prompts = self._chats = self._turn_lists = 0
         self._kinds: dict[str, int] = {}
         self._sum = 0
 
     def add(self, sample: Task | BadLine) -> None:
+        self.checked += 1
+        if self._part is not None and not self._part.holds(sample.sample_id):
+            return
         self.samples += 1
         if isinstance(sample, BadLine):
             self.bad_lines += 1

@@ -118,7 +118,7 @@ def test_logprobs_up_to_a_stop_string_are_true(record, environment, tmp_path):
 
 
 def test_completions_that_fill_the_context_are_data(record, environment, tmp_path):
-    context = 96
+    context = 256  # llama.cpp's smallest
     prompts = checks.EXAMPLES / "prompts.jsonl"
     path, rows = record(prompts, "--limit", 4, "-n", 4, "--max-tokens", 512, "--context-length", context, "--seed", 5)
     full = [row for row in rows if len(row["tokens"]) == context]

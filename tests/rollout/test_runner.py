@@ -54,7 +54,7 @@ def run(server: RunningServer, output: ShardedOutput, tasks: list[Task], *, n: i
     """The counts of a run over `tasks` in this process."""
     config = RolloutConfig(
         out=str(output.growing_path),
-        server=APIServerConfig(server_type="llamacpp", base_url=server.url),
+        servers=(APIServerConfig(server_type="llamacpp", base_url=server.url),),
         sampling=SamplingParams(n=n, max_tokens=2, seed=1),
         input=InputOptions(),
         concurrency=CONCURRENCY,
