@@ -6,9 +6,12 @@ ManagedCliError                  base: message, detail lines, a hint, an exit co
 ├── ServerError                  4  the server's side
 │   ├── ServerUnreachable        4  no connection, or it went away before a reply
 │   ├── ServerRefused            4  it answered and said no (HTTP 4xx, 5xx)
+│   ├── ServerChanged            4  another model, or another context, than the run began with
+│   ├── RequestTimedOut          4  it took longer than the user allows for one reply
 │   ├── ServerContractError      4  it answered, but not what it promises
 │   └── PromptRejected           4  this one prompt cannot be sent there (too long, unknown id)
 ├── TokenizerError               4  no tokenizer, or one that disagrees with the server
+├── TooManyFailures              4  the limit that the user set on failed samples is reached
 ├── AlignmentError               1  arrays of a row that do not belong together
 ├── OutputError                  6  the output cannot be written or read, or belongs to another run
 ├── ContextClosed                2  a managed context used after it was closed or reset
@@ -94,6 +97,14 @@ class ServerRefused(ServerError):
         self.status = status
 
 
+class ServerChanged(ServerError):
+    """The server is not what the run began with, or not what the run's other servers are."""
+
+
+class RequestTimedOut(ServerError):
+    """One reply took longer than the user allows; it is not asked for again, since a slow answer is no fault."""
+
+
 class ServerContractError(ServerError):
     """The server answered, but not what it promises; nothing of the reply is recorded."""
 
@@ -104,6 +115,12 @@ class PromptRejected(ServerError):
 
 class TokenizerError(ManagedCliError):
     """No tokenizer, or one that does not agree with the server."""
+
+    exit_code = ExitCode.SERVER
+
+
+class TooManyFailures(ManagedCliError):
+    """As many samples have failed as the user allows; the run can be resumed."""
 
     exit_code = ExitCode.SERVER
 

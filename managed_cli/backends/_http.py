@@ -1,8 +1,8 @@
 """One HTTP client per server, and the only place that knows httpx.
 
 Sent again: no connection, a connection lost before the reply was whole, and the statuses in `RETRIED_STATUSES`.
-Everything else is final. There is no read timeout unless one is asked for: cutting long generations would skew
-what is recorded.
+Everything else is final. There is no time limit for a reply unless one is asked for, since cutting long generations
+would skew what is recorded; TCP keepalive tells a server that is gone from one that is thinking.
 """
 
 from __future__ import annotations
@@ -13,8 +13,10 @@ import contextvars
 import dataclasses
 import ipaddress
 import random
+import socket
 import urllib.parse
-from collections.abc import Iterator, Mapping
+import urllib.request
+from collections.abc import Awaitable, Callable, Iterator, Mapping
 from typing import Any, TypeVar
 
 import aiohttp
@@ -22,7 +24,7 @@ import httpx
 import httpx_aiohttp
 import msgspec
 
-from managed_cli.errors import ConfigError, ServerContractError, ServerRefused, ServerUnreachable
+from managed_cli.errors import ConfigError, RequestTimedOut, ServerContractError, ServerRefused, ServerUnreachable
 
 RETRIED_STATUSES = frozenset({408, 425, 429, 502, 503, 504})
 """Statuses that say "not now": request timeout, too early, too many, bad gateway, unavailable, gateway timeout."""
@@ -43,6 +45,12 @@ QUESTION_TIMEOUT_SECONDS = 10.0
 
 TOKENIZE_TIMEOUT_SECONDS = 60.0
 """Tokenising and rendering need no generation either, but may wait behind one on a busy server."""
+
+KEEPALIVE_IDLE_SECONDS = 60
+KEEPALIVE_INTERVAL_SECONDS = 20
+KEEPALIVE_PROBES = 6
+"""A connection that is silent for a minute is probed: routers forget silent ones, and a host that has lost its power
+says nothing. After two more minutes without an answer it counts as lost."""
 
 SHOWN_BODY_CHARACTERS = 300
 """How much of a strange reply an error message quotes."""
@@ -85,9 +93,12 @@ class HttpClient:
     Args:
         label: how messages name the server, e.g. `vllm at http://127.0.0.1:8000`.
         api_key: sent as a bearer token; never shown.
-        timeout: seconds to wait for a reply's bytes; None waits as long as the server generates.
+        timeout: seconds that a reply may take as a whole; None waits as long as the server generates.
         attempts: sends of one request before it fails.
         max_connections: connections kept open at once.
+
+    Attributes:
+        is_lost: asked after a connection was lost; when it says yes, the request is not sent again.
     """
 
     def __init__(
@@ -107,25 +118,28 @@ class HttpClient:
         self._headers = {"content-type": "application/json"}
         if api_key:
             self._headers["authorization"] = f"Bearer {api_key}"
-        self._timeout = httpx.Timeout(connect=CONNECT_TIMEOUT_SECONDS, read=timeout, write=timeout, pool=None)
-        self._question_timeout = httpx.Timeout(
-            connect=CONNECT_TIMEOUT_SECONDS,
-            read=min(timeout or QUESTION_TIMEOUT_SECONDS, QUESTION_TIMEOUT_SECONDS),
-            write=timeout,
-            pool=None,
-        )
+        self._timeout = timeout
         self._limits = httpx.Limits(max_connections=max_connections, max_keepalive_connections=max_connections)
         self._client: httpx.AsyncClient | None = None
+        self.is_lost: Callable[[], Awaitable[bool]] | None = None
 
     def _open_client(self) -> httpx.AsyncClient:
         if self._client is None:
-            self._client = httpx_aiohttp.HttpxAiohttpClient(
+            proxy = proxy_for(self.base_url)
+            tls = httpx.create_ssl_context()
+            connections = self._limits.max_connections or 0  # 0: no limit
+            transport = httpx_aiohttp.AiohttpTransport(
+                verify=tls,
+                proxy=None if proxy is None else httpx.Proxy(proxy),
+                client=lambda: aiohttp.ClientSession(
+                    connector=aiohttp.TCPConnector(limit=connections, ssl=tls, socket_factory=_kept_alive_socket)
+                ),
+            )
+            self._client = httpx.AsyncClient(
                 base_url=self.base_url,
                 headers=self._headers,
-                timeout=self._timeout,
-                limits=self._limits,
-                # A proxy from the environment is meant for hosts outside, never for loopback.
-                trust_env=not is_loopback(self.base_url),
+                timeout=httpx.Timeout(None, connect=CONNECT_TIMEOUT_SECONDS),
+                transport=transport,
             )
         return self._client
 
@@ -138,6 +152,7 @@ class HttpClient:
 
         Raises:
             ServerUnreachable: no connection, or it was lost, at every attempt.
+            RequestTimedOut: the reply took longer than is allowed for one.
             ServerRefused: any other status than 2xx, after retries where they are due.
         """
         return await self._request("POST", path, msgspec.json.encode(payload), attempts=attempts)
@@ -145,16 +160,24 @@ class HttpClient:
     async def _request(self, method: str, path: str, content: bytes | None, *, attempts: int | None) -> Reply:
         client = self._open_client()
         last_attempt = attempts or self._attempts
-        timeout = self._question_timeout if content is None else self._timeout
+        is_question = content is None
+        seconds = QUESTION_TIMEOUT_SECONDS if is_question else self._timeout
         for attempt in range(1, last_attempt + 1):
             wait: float | None = None
             if (sends := _counted_sends.get()) is not None:
                 sends.count += 1
             try:
-                response = await client.request(method, path, content=content, timeout=timeout)
-            except (httpx.TransportError, OSError) as error:
-                if attempt == last_attempt:
+                async with asyncio.timeout(seconds) as limit:
+                    response = await client.request(method, path, content=content)
+            except (httpx.TransportError, OSError) as error:  # a TimeoutError is an OSError
+                if limit.expired() and not is_question:
+                    raise self._timed_out(path) from error
+                if attempt == last_attempt or (not is_question and await self._is_lost()):
                     raise self._unreachable(error, path) from error
+            except httpx.DecodingError as error:
+                raise ServerContractError(
+                    f"{self.label} sent a reply that cannot be decompressed", details=[f"{path}: {error}"]
+                ) from error
             except httpx.HTTPError as error:
                 raise self._unreachable(error, path) from error
             except aiohttp.ClientResponseError as error:  # the transport leaves it as it is: a reply that is no HTTP
@@ -172,9 +195,19 @@ class HttpClient:
             await asyncio.sleep(wait if wait is not None else _backoff(attempt))
         raise AssertionError("unreachable: the last attempt returns or raises")
 
+    async def _is_lost(self) -> bool:
+        return self.is_lost is not None and await self.is_lost()
+
+    def _timed_out(self, path: str) -> RequestTimedOut:
+        return RequestTimedOut(
+            f"{self.label} took longer than {self._timeout:g} s to answer",
+            details=[f"{path}: given up, and not asked for again: its answers may just be long"],
+            hint="a larger --request-timeout, or none, waits for long answers; a limit leaves them out of the data",
+        )
+
     def _unreachable(self, error: Exception, path: str) -> ServerUnreachable:
         reason = (str(error) or type(error).__name__).replace(" ssl:default", "")  # aiohttp says it of plain HTTP too
-        if isinstance(error, httpx.TimeoutException):
+        if isinstance(error, (httpx.TimeoutException, TimeoutError)):
             reason = f"no answer in time ({reason})"
         return ServerUnreachable(
             f"{self.label} cannot be reached",
@@ -276,6 +309,30 @@ def normalised_base_url(base_url: str) -> str:
             f"--base-url {base_url!r} is not an http:// or https:// address", hint="write it as http://HOST:PORT"
         )
     return base_url.rstrip("/").removesuffix("/v1")
+
+
+def proxy_for(base_url: str) -> str | None:
+    """The proxy that the environment names for this host; None without, and always for this machine."""
+    parts = urllib.parse.urlsplit(base_url)
+    if is_loopback(base_url) or urllib.request.proxy_bypass(parts.hostname or ""):
+        return None
+    proxies = urllib.request.getproxies()
+    return proxies.get(parts.scheme) or proxies.get("all")
+
+
+def _kept_alive_socket(address: tuple[Any, ...]) -> socket.socket:  # Any: as `getaddrinfo` gives it
+    """A socket for one connection, with TCP keepalive on."""
+    family, kind, protocol, *_ = address
+    made = socket.socket(family, kind, protocol)
+    made.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    for name, value in (
+        ("TCP_KEEPIDLE", KEEPALIVE_IDLE_SECONDS),
+        ("TCP_KEEPINTVL", KEEPALIVE_INTERVAL_SECONDS),
+        ("TCP_KEEPCNT", KEEPALIVE_PROBES),
+    ):
+        if hasattr(socket, name):  # not every system has all of them
+            made.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
+    return made
 
 
 def is_loopback(base_url: str) -> bool:

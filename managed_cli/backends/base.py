@@ -14,7 +14,7 @@ import asyncio
 import dataclasses
 import math
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from typing import ClassVar, Protocol
 
 from managed_cli.backends._http import DEFAULT_ATTEMPTS, HttpClient
@@ -54,7 +54,7 @@ class BackendConfig:
 
     Attributes:
         model: name to send; None takes the one the server has.
-        timeout: seconds to wait for a reply; None waits for ever.
+        timeout: seconds that one reply may take; None waits for ever.
         keep_nonfinite: record -inf on a sampled position instead of failing the sample.
         max_connections: requests in flight at most.
         context_length: most prompt + completion tokens; the server's own limit holds where it is lower.
@@ -100,6 +100,14 @@ class Backend(Protocol):
 
     async def prompt_logprobs(self, prompt_ids: Sequence[int], top_k: int) -> PromptLogprobs:
         """Top-k alternatives at every position of the prompt."""
+        ...
+
+    async def look_again(self, *, sample: bool) -> ServerInfo:
+        """What the server says of itself now; `sample`: also its logprobs mode. `info` stays as it is."""
+        ...
+
+    def watch_connections(self, is_lost: Callable[[], Awaitable[bool]]) -> None:
+        """Ask `is_lost` after every lost connection whether the request is still to be sent again."""
         ...
 
     def limit_vocabulary(self, vocab_size: int) -> None:
@@ -175,6 +183,30 @@ class HttpBackend:
                         error.hint = WAITING_HINT
                     raise
             await asyncio.sleep(HEALTH_POLL_SECONDS)
+
+    async def look_again(self, *, sample: bool) -> ServerInfo:
+        """What the server says of itself now, which is of interest when it may have been started anew.
+
+        Args:
+            sample: learn the logprobs mode too, which takes a token or two; else it is given as it was.
+        """
+        second = type(self)(dataclasses.replace(self.config, probe_logprobs_mode=sample))
+        second.http = self.http
+        info = await second.probe()
+        if sample:
+            return info
+        known = self.info
+        return dataclasses.replace(
+            info, logprobs_mode=known.logprobs_mode, logprobs_mode_source=known.logprobs_mode_source
+        )
+
+    async def probe(self) -> ServerInfo:
+        """What the server says of itself; kept as `info`."""
+        raise NotImplementedError
+
+    def watch_connections(self, is_lost: Callable[[], Awaitable[bool]]) -> None:
+        """Ask `is_lost` after every lost connection whether the request is still to be sent again."""
+        self.http.is_lost = is_lost
 
     def limit_vocabulary(self, vocab_size: int) -> None:
         """Refuse ids at or above `vocab_size` from now on, where the server did not name a limit itself."""

@@ -106,6 +106,10 @@ class EmbeddedBackend(LlamaCppBackend):
         )
         return self._info
 
+    async def look_again(self, *, sample: bool) -> ServerInfo:  # noqa: ARG002 (as for every backend)
+        """As before: the engine lives and ends with this process."""
+        return self.info
+
     def reply_of(
         self,
         sampling: SamplingParams,

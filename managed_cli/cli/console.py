@@ -69,6 +69,9 @@ def progress_line(progress: Progress) -> str:
         parts.append(f"{duration(round(eta))} left")
     if progress.completion_tokens:
         parts.append(f"{progress.tokens_per_second():,.0f} tok/s")
+    idle = progress.seconds_without_server()
+    if idle is not None:
+        parts.append(f"no server for {duration(idle)}")
     if oldest is not None and oldest >= LINE_SECONDS:
         parts.append(f"oldest {duration(oldest)}")
     return ", ".join(parts)

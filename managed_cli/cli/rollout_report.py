@@ -9,7 +9,7 @@ from managed_cli.cli.console import counted, duration
 from managed_cli.errors import ExitCode, ManagedCliError
 from managed_cli.managed.servers import Server
 from managed_cli.rollout.config import RolloutConfig
-from managed_cli.rollout.events import Progress
+from managed_cli.rollout.events import Progress, ServerCounts
 from managed_cli.rollout.tasks import InputFiles, InputReport
 from managed_cli.storage.shards import ShardedOutput
 
@@ -40,6 +40,8 @@ def start_lines(
     info = server.info
     rows = counted(report.choices(config.sampling.n), "row")
     at = "the embedded engine" if config.server.server_type == "local" else f"{info.server_type} at {info.base_url}"
+    if len(config.servers) > 1:
+        at = f"{at} and {counted(len(config.servers) - 1, 'more server')}"
     bad = (
         f"\n{counted(report.bad_lines, 'line')} cannot be used and will be recorded as failed"
         if report.bad_lines
@@ -69,8 +71,15 @@ def last_lines(outcome: Outcome, progress: Progress) -> str:
             f"{counted(progress.completion_tokens, 'token')} sampled in {duration(progress.seconds)} "
             f"({progress.tokens_per_second():,.0f} tok/s)"
         )
+    if len(progress.servers) > 1 or any(counts.outages for counts in progress.servers.values()):
+        lines += [_of_server(name, counts) for name, counts in sorted(progress.servers.items())]
     lines.append(_last_line(outcome, progress))
     return "\n".join(lines)
+
+
+def _of_server(name: str, counts: ServerCounts) -> str:
+    out = f"; out {counted(counts.outages, 'time')}" if counts.outages else ""
+    return f"  {name}: {counted(counts.samples, 'sample')}, {counted(counts.completion_tokens, 'token')}{out}"
 
 
 def _last_line(outcome: Outcome, progress: Progress) -> str:

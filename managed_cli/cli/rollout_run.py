@@ -13,13 +13,15 @@ from typing import Any
 import click
 
 from managed_cli import __version__
+from managed_cli.backends._http import normalised_base_url
 from managed_cli.cli.console import say, show_progress
 from managed_cli.cli.rollout_dry_run import show_first_prompts
 from managed_cli.cli.rollout_report import Outcome, interrupted_early, last_lines, start_lines, waiting_line
 from managed_cli.errors import ExitCode, Interrupted, ManagedCliError
-from managed_cli.managed.servers import Server, server_for
+from managed_cli.managed.servers import Server
 from managed_cli.rollout.config import RolloutConfig
 from managed_cli.rollout.events import Progress
+from managed_cli.rollout.pool import ServerPool
 from managed_cli.rollout.runner import Runner
 from managed_cli.rollout.stop import Stop, listening_to_signals
 from managed_cli.rollout.tasks import InputFiles, InputReport, input_files, read_samples, validate_input
@@ -57,13 +59,14 @@ async def _record(
     stop = Stop()
     with listening_to_signals(stop):
         async with contextlib.AsyncExitStack() as stack:
-            server = server_for(config.server)
-            stack.push_async_callback(server.aclose)
+            pool = ServerPool(config.servers, tell=say)
+            stack.push_async_callback(pool.aclose)
             try:
-                await stop.unless_asked(server.prepare())
+                await stop.unless_asked(pool.prepare())
             except Interrupted as interrupted:
                 say(interrupted_early(config))
                 return int(interrupted.exit_code)
+            server = pool.reference
             server.backend.check_sampling(config.sampling)
             if config.server.server_type == "openai":
                 warn_of_placeholders()
@@ -74,12 +77,20 @@ async def _record(
             note = tokenizer_note(server)
             if note is not None:
                 say(f"note: {server.tokenizer.name}: {note}")
-            progress = Progress(total=report.samples)
-            runner = Runner(config, read_samples(source, config.input), server, output, progress, stop)
+            progress = Progress(total=report.samples, seconds_without_server=lambda: pool.waiting_seconds)
+            runner = Runner(config, read_samples(source, config.input), pool, output, progress, stop)
             fault = await _run(runner, stop, quiet=quiet)
+            progress.count_outages(pool.outages())
             outcome = await _concluded(output, progress, stop, fault)
             _tell(outcome, facts, progress, quiet=quiet, as_json=as_json)
             return int(outcome.code)
+
+
+def server_names(config: RolloutConfig, server: Server) -> list[str]:
+    """Where the run's servers are, as its facts name them."""
+    if len(config.servers) == 1:
+        return [server.info.base_url]
+    return [normalised_base_url(each.backend_config().base_url) for each in config.servers]
 
 
 def warn_of_placeholders() -> None:
@@ -108,7 +119,7 @@ async def _run(runner: Runner, stop: Stop, *, quiet: bool) -> ManagedCliError | 
 
 async def _tell_of_stop(runner: Runner, stop: Stop) -> None:
     await stop.asked.wait()
-    if runner.progress.in_flight:
+    if runner.progress.in_flight and stop.exit_code is not None:
         say(waiting_line(runner.progress, runner.config.grace_seconds))
 
 
@@ -205,7 +216,7 @@ def run_facts(
         "limit": config.input.limit,
         "input_fingerprint": report.fingerprint,
         "server_type": server.backend.server_type,
-        "server": info.base_url,
+        "server": ", ".join(server_names(config, server)),
         "server_version": info.version,
         "model": info.model,
         "weights": info.tokenizer_name if server.backend.server_type == "local" else None,

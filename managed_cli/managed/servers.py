@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import importlib
+import threading
 from collections.abc import AsyncIterator, Mapping, Sequence
 from typing import Any, ClassVar, Self
 
@@ -12,7 +13,7 @@ from managed_cli.backends.base import Backend
 from managed_cli.backends.embedded import EmbeddedBackend
 from managed_cli.backends.llamacpp import LlamaCppBackend
 from managed_cli.backends.registry import make_backend
-from managed_cli.errors import ConfigError, ServerUnreachable, TokenizerError
+from managed_cli.errors import ConfigError, ServerChanged, ServerUnreachable, TokenizerError
 from managed_cli.managed.config import APIServerConfig, ServerType
 from managed_cli.managed.server import History, ManagedServer
 from managed_cli.tokenizers import (
@@ -48,6 +49,25 @@ async def expecting_answers(backend: Backend) -> AsyncIterator[None]:
         ) from error
 
 
+class TokenizerShelf:
+    """Tokenizers by name, each loaded once: servers of one model share it."""
+
+    def __init__(self) -> None:
+        self._loaded: dict[str, HuggingFaceTokenizer] = {}
+        self._loading = threading.Lock()
+
+    def loaded(self, name: str) -> HuggingFaceTokenizer:
+        """The tokenizer of that name; takes seconds the first time, so it is called in a thread.
+
+        Raises:
+            TokenizerError: it does not load here.
+        """
+        with self._loading:
+            if name not in self._loaded:
+                self._loaded[name] = load_tokenizer(name)
+            return self._loaded[name]
+
+
 class Server:
     """One inference server; the first use connects, checks it and loads its tokenizer.
 
@@ -70,6 +90,7 @@ class Server:
             raise ConfigError(f"{type(self).__name__} cannot take a config for {config.server_type!r}")
         self.config = config
         self.outstanding = 0
+        self.shelf = TokenizerShelf()
         self._backend: Backend | None = None
         self._tokenizer: Tokenizer | None = None
         self._preparing = asyncio.Lock()
@@ -117,6 +138,30 @@ class Server:
         self._backend.know_end_tokens(tokenizer.eos_token_ids)
         self._tokenizer = tokenizer
 
+    async def look_again(self, *, sample: bool) -> None:
+        """Return when a server that is prepared answers, and is still the one that it was.
+
+        Args:
+            sample: it may have been started anew, so that its logprobs mode and its tokenizer are looked at too.
+
+        Raises:
+            ServerUnreachable, ServerRefused: it does not answer.
+            ServerChanged: another model is served there now.
+        """
+        backend = self.backend
+        await backend.wait_until_ready(0)
+        async with expecting_answers(backend):
+            found = await backend.look_again(sample=sample)
+            changed = differences(backend.info, found)
+            if changed:
+                raise ServerChanged(
+                    f"the {backend.server_type} server at {backend.base_url} is not what it was when the run began",
+                    details=changed,
+                    hint="a run has one model: start the server as it was, or begin another run",
+                )
+            if sample:
+                await check_tokenizer(backend, self.tokenizer)
+
     async def _connected(self) -> Backend:
         if self.config.server_type == "local":
             return await EmbeddedBackend.start(self.config.engine_config())
@@ -124,11 +169,11 @@ class Server:
 
     def _loaded_tokenizer(self, backend: Backend, info: ServerInfo) -> Tokenizer:
         if self.config.tokenizer_name is not None:
-            return load_tokenizer(self.config.tokenizer_name)
+            return self.shelf.loaded(self.config.tokenizer_name)
         if isinstance(backend, LlamaCppBackend):
             return llamacpp_tokenizer(backend)
         names = list(dict.fromkeys(n for n in (info.tokenizer_name, info.model) if n and n != UNNAMED_MODEL))
-        return first_loadable(names, backend)
+        return first_loadable(names, backend, self.shelf)
 
     @contextlib.asynccontextmanager
     async def managed_server(
@@ -271,7 +316,7 @@ def llamacpp_tokenizer(backend: LlamaCppBackend) -> LlamaCppTokenizer:
     )
 
 
-def first_loadable(names: Sequence[str], backend: Backend) -> HuggingFaceTokenizer:
+def first_loadable(names: Sequence[str], backend: Backend, shelf: TokenizerShelf) -> HuggingFaceTokenizer:
     """The first of `names` that loads here.
 
     Raises:
@@ -280,7 +325,7 @@ def first_loadable(names: Sequence[str], backend: Backend) -> HuggingFaceTokeniz
     failures = []
     for name in names:
         try:
-            return load_tokenizer(name)
+            return shelf.loaded(name)
         except TokenizerError as error:
             failures.append(f"{name}: {error.details[0] if error.details else error}")
     tried = failures or ["the server does not name its tokenizer"]
@@ -289,6 +334,17 @@ def first_loadable(names: Sequence[str], backend: Backend) -> HuggingFaceTokeniz
         details=tried,
         hint="name one that this machine can load with --tokenizer: a directory, or a Hugging Face name",
     )
+
+
+def differences(one: ServerInfo, other: ServerInfo) -> list[str]:
+    """What two servers say of themselves that one run cannot have in two ways, in words."""
+    pairs = {
+        "model": (one.model, other.model),
+        "tokenizer": (one.tokenizer_name, other.tokenizer_name),
+        "context length": (one.context_length, other.context_length),
+        "logprobs": (one.logprobs_mode, other.logprobs_mode),
+    }
+    return [f"{name}: {first} and {second}" for name, (first, second) in pairs.items() if first != second]
 
 
 async def check_tokenizer(backend: Backend, tokenizer: Tokenizer) -> None:

@@ -4,11 +4,25 @@ from __future__ import annotations
 
 import dataclasses
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from managed_cli.errors import ManagedCliError
 from managed_cli.node import SequenceNode
+
+
+@dataclasses.dataclass(slots=True)
+class ServerCounts:
+    """What one server has sampled in this session.
+
+    Attributes:
+        outages: how often it went out.
+    """
+
+    samples: int = 0
+    rows: int = 0
+    completion_tokens: int = 0
+    outages: int = 0
 
 
 @dataclasses.dataclass(slots=True)
@@ -22,6 +36,8 @@ class Progress:
         earlier: samples that an earlier session had settled; tokens and pace are those of this session alone.
         in_flight: when each sample under way was sent.
         first_failure: the message of the first sample that failed.
+        servers: this session's counts of each server, by the name that rows have for it.
+        seconds_without_server: how long there has been none to send to; None while there is one.
     """
 
     total: int
@@ -36,6 +52,8 @@ class Progress:
     failure_classes: dict[str, int] = dataclasses.field(default_factory=dict)
     in_flight: dict[str, float] = dataclasses.field(default_factory=dict)
     first_failure: str | None = None
+    servers: dict[str, ServerCounts] = dataclasses.field(default_factory=dict)
+    seconds_without_server: Callable[[], float | None] = lambda: None
     started: float = dataclasses.field(default_factory=time.monotonic)
 
     @property
@@ -78,12 +96,22 @@ class Progress:
         self.rows += len(rows)
         self.completion_tokens += sampled
         self.prompt_tokens += sum(len(row.tokens) for row in rows) - sampled
+        if rows:
+            server = self.servers.setdefault(rows[0].metadata["server"], ServerCounts())
+            server.samples += 1
+            server.rows += len(rows)
+            server.completion_tokens += sampled
         for row in rows:
             reason = row.metadata["finish_reason"]
             self.finish_reasons[reason] = self.finish_reasons.get(reason, 0) + 1
             fork = row.metadata.get("fork_reason")
             if fork:
                 self.fork_reasons[fork] = self.fork_reasons.get(fork, 0) + 1
+
+    def count_outages(self, outages: Mapping[str, int]) -> None:
+        """How often each server went out, by the name that rows have for it."""
+        for name, count in outages.items():
+            self.servers.setdefault(name, ServerCounts()).outages = count
 
     def count_failure(self, error: ManagedCliError) -> None:
         """One more sample that failed."""
@@ -106,6 +134,7 @@ class Progress:
             "finish_reasons": dict(sorted(self.finish_reasons.items())),
             "fork_reasons": dict(sorted(self.fork_reasons.items())),
             "failure_classes": dict(sorted(self.failure_classes.items())),
+            "servers": {name: dataclasses.asdict(counts) for name, counts in sorted(self.servers.items())},
             "seconds": round(self.seconds, 3),
             "completion_tokens_per_second": round(self.tokens_per_second(), 1),
         }

@@ -12,11 +12,10 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 
 from managed_cli.backends._http import counted_sends
-from managed_cli.backends.base import refusal_is_final
-from managed_cli.errors import ManagedCliError, ServerError, ServerUnreachable
-from managed_cli.managed.servers import Server
+from managed_cli.errors import ManagedCliError, TooManyFailures
 from managed_cli.rollout.config import RolloutConfig
 from managed_cli.rollout.events import Progress
+from managed_cli.rollout.pool import ServerPool, StoppedWaiting
 from managed_cli.rollout.sample_run import roll_out
 from managed_cli.rollout.samples import BadLine, Task
 from managed_cli.rollout.stop import Stop
@@ -25,6 +24,9 @@ from managed_cli.storage.standing import SampleStanding
 
 SETTLED_PER_BREATH = 1000
 """Samples of earlier sessions that are passed over in one go: a few milliseconds."""
+
+MOST_SERVERS_LOST = 3
+"""A sample that its server went away from so often is failed: it may be what ends the servers."""
 
 FLUSH_SECONDS = 15.0
 """Rows do not wait longer than this for their shard to fill."""
@@ -35,6 +37,7 @@ class Runner:
 
     Args:
         tasks: read as they are needed.
+        pool: prepared; this class does not close it.
         output: open; this class neither finishes nor closes it.
     """
 
@@ -42,7 +45,7 @@ class Runner:
         self,
         config: RolloutConfig,
         tasks: Iterator[Task | BadLine],
-        server: Server,
+        pool: ServerPool,
         output: ShardedOutput,
         progress: Progress,
         stop: Stop,
@@ -50,22 +53,27 @@ class Runner:
         self.config = config
         self.progress = progress
         self._tasks = tasks
-        self._server = server
+        self._pool = pool
         self._output = output
         self._stop = stop
         self._writing = asyncio.Lock()
+        self._failures = self._failures_in_a_row = 0
+        self._limit_reached: TooManyFailures | None = None
 
     async def run(self) -> None:
         """Return when every task is settled, or the stop was obeyed; what is finished is on disk.
 
         Raises:
-            ServerUnreachable, ServerRefused: no further request can succeed.
+            ServerUnreachable, ServerRefused, ServerChanged: no further request can succeed.
+            TooManyFailures: as many samples have failed as `config` allows, and others are still owed.
             OutputError: rows cannot be written.
         """
         try:
             async with asyncio.TaskGroup() as tasks:
                 workers = [tasks.create_task(self._work()) for _ in range(self.config.samples_in_flight())]
-                helpers = [tasks.create_task(self._flush_often()), tasks.create_task(self._obey_stop(workers))]
+                watching = [self._pool.watch(member) for member in self._pool.members]
+                beside = [self._flush_often(), self._obey_stop(workers), *watching]
+                helpers = [tasks.create_task(work) for work in beside]
                 await asyncio.wait(workers)
                 for helper in helpers:
                     helper.cancel()
@@ -76,6 +84,8 @@ class Runner:
             raise _first(faults) from group
         finally:
             await self._write_pending()
+        if self._limit_reached is not None and self.progress.done < self.progress.total:
+            raise self._limit_reached
 
     async def _work(self) -> None:
         """Take one task after the other until there are none or the run is to stop."""
@@ -91,6 +101,8 @@ class Runner:
             self.progress.in_flight[task.sample_id] = time.monotonic()
             try:
                 await self._settle(task)
+            except StoppedWaiting:
+                return
             finally:
                 self.progress.in_flight.pop(task.sample_id, None)
             if self._output.shard_due:
@@ -112,26 +124,44 @@ class Runner:
     async def _settle(self, task: Task) -> None:
         """The rows of `task` are buffered, or it stands among the failures."""
         with counted_sends() as sends:
-            try:
-                rows = await roll_out(task, self._server, self.config)
-                self._output.add(rows)
-            except ManagedCliError as error:
-                attempts = sends.count
-                if isinstance(error, ServerError) and await self._ends_the_run(error):
-                    raise
-                await self._record_failure(task, error, attempts=attempts)
-            else:
-                self.progress.count_rows(rows)
+            for servers_lost in range(1, MOST_SERVERS_LOST + 1):
+                member = await self._pool.free_member()
+                outages = member.outages
+                try:
+                    with member.working():
+                        rows = await roll_out(task, member.server, self.config)
+                    self._output.add(rows)
+                except ManagedCliError as error:
+                    is_lost = await self._pool.is_to_blame(member, error, outages)
+                    if is_lost and servers_lost < MOST_SERVERS_LOST:
+                        continue
+                    await self._record_failure(task, error, attempts=sends.count)
+                    self._count_failure(error)
+                else:
+                    self._failures_in_a_row = 0
+                    self.progress.count_rows(rows)
+                return
 
-    async def _ends_the_run(self, error: ServerError) -> bool:
-        """Whether no other sample could succeed either; one that only drops this prompt's connections can."""
-        if not isinstance(error, ServerUnreachable):
-            return refusal_is_final(error)
-        try:
-            await self._server.backend.wait_until_ready(0)
-        except ServerError:
-            return True
-        return False
+    def _count_failure(self, error: ManagedCliError) -> None:
+        """One more sample that failed although it was tried; the run winds down where the user's limit is reached."""
+        self._failures += 1
+        self._failures_in_a_row += 1
+        for option, limit, count, words in (
+            ("--max-failures", self.config.max_failures, self._failures, "have failed"),
+            (
+                "--max-consecutive-failures",
+                self.config.max_consecutive_failures,
+                self._failures_in_a_row,
+                "have failed one after the other",
+            ),
+        ):
+            if limit is not None and count >= limit and self._limit_reached is None:
+                self._limit_reached = TooManyFailures(
+                    f"{count} samples {words}, as many as {option} allows",
+                    details=[f"the last: {error.message}"],
+                    hint="once the cause is mended, --resume --retry-failed goes on and tries them again",
+                )
+                self._stop.wind_down()
 
     async def _record_failure(self, task: Task | BadLine, error: ManagedCliError, *, attempts: int) -> None:
         failure = {
@@ -170,6 +200,7 @@ class Runner:
     async def _obey_stop(self, workers: Sequence[asyncio.Task[None]]) -> None:
         """After the first signal wait out the grace, or the second signal; then cancel what is still in flight."""
         await self._stop.asked.wait()
+        self._pool.stop_waiting()
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(self.config.grace_seconds):
                 await self._stop.now.wait()

@@ -1,4 +1,7 @@
-"""Signals: the first asks to finish what is in flight, the second to stop now."""
+"""Signals: the first asks to finish what is in flight, the second to stop now.
+
+A limit on failures that is reached asks as the first signal does.
+"""
 
 from __future__ import annotations
 
@@ -19,8 +22,8 @@ class Stop:
     """Whether the run is asked to end; made inside a running event loop.
 
     Attributes:
-        asked: set by the first signal.
-        now: set by the second.
+        asked: set by the first signal, or by `wind_down`.
+        now: set by the second, or by a first one while the run winds down.
         exit_code: that of the first signal; None without one.
     """
 
@@ -32,10 +35,14 @@ class Stop:
 
     def receive(self, number: signal.Signals) -> None:
         """Take note of one signal."""
+        self.exit_code = self.exit_code or EXIT_CODES[number]
         if self.asked.is_set():
             self.now.set()
             return
-        self.exit_code = EXIT_CODES[number]
+        self.wind_down()
+
+    def wind_down(self) -> None:
+        """Ask for the end, as the first signal does."""
         self.asked.set()
         for wait in self._waits:
             wait.reschedule(asyncio.get_running_loop().time())

@@ -1,18 +1,29 @@
 import asyncio
+import contextlib
 import socket
+import threading
+import time
 from collections.abc import Awaitable, Callable
 from typing import Any
 
 import pytest
 
-from managed_cli.backends._http import HttpClient, error_message_in, normalised_base_url, shown_body
+from managed_cli.backends import _http
+from managed_cli.backends._http import HttpClient, counted_sends, error_message_in, normalised_base_url, shown_body
 from managed_cli.backends.base import Backend, BackendConfig, refusal_is_final
 from managed_cli.backends.llamacpp import LlamaCppBackend
 from managed_cli.backends.openai import OpenAIBackend
 from managed_cli.backends.sglang import SGLangBackend
 from managed_cli.backends.trl import TRLBackend
 from managed_cli.backends.vllm import VLLMBackend
-from managed_cli.errors import ConfigError, ManagedCliError, ServerContractError, ServerRefused, ServerUnreachable
+from managed_cli.errors import (
+    ConfigError,
+    ManagedCliError,
+    RequestTimedOut,
+    ServerContractError,
+    ServerRefused,
+    ServerUnreachable,
+)
 from tests.backends.replay import Answer, as_json, ask, recorded, replaying
 
 KEY = "sk-very-secret"
@@ -184,11 +195,104 @@ def test_a_health_check_that_waiting_will_not_change_is_not_repeated() -> None:
         assert len(server.requests) == 1
 
 
-def test_a_slow_reply_is_cut_where_a_timeout_was_asked_for() -> None:
-    with socket.create_server(("127.0.0.1", 0)) as listener:  # accepts, and never answers
+def drip(listener: socket.socket) -> None:
+    """Accept one connection after the other, and answer each a byte at a time, until the listener is closed."""
+    with contextlib.suppress(OSError):
+        while True:
+            connection, _ = listener.accept()
+            with connection, contextlib.suppress(OSError):
+                connection.sendall(b"HTTP/1.1 200 OK\r\ncontent-length: 1000000\r\n\r\n")
+                while True:
+                    connection.sendall(b" ")
+                    time.sleep(0.01)
+
+
+@pytest.mark.parametrize("drips", [False, True])
+def test_a_slow_reply_is_cut_where_a_timeout_was_asked_for_and_is_not_asked_for_again(drips: bool) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:  # accepts, and never answers, or never to the end
+        if drips:
+            threading.Thread(target=drip, args=(listener,), daemon=True).start()
         address = f"http://127.0.0.1:{listener.getsockname()[1]}"
-        with pytest.raises(ServerUnreachable, match="cannot be reached"):
-            on_client(address, lambda c: c.post("/x", {}), timeout=0.05, attempts=1)
+        with counted_sends() as sends, pytest.raises(RequestTimedOut, match=r"took longer than 0\.2 s") as caught:
+            on_client(address, lambda c: c.post("/x", {}), timeout=0.2)
+    assert sends.count == 1
+    assert "--request-timeout" in caught.value.report()
+
+
+def test_a_question_that_is_answered_byte_by_byte_does_not_wait_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_http, "QUESTION_TIMEOUT_SECONDS", 0.2)
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        threading.Thread(target=drip, args=(listener,), daemon=True).start()
+        address = f"http://127.0.0.1:{listener.getsockname()[1]}"
+        with pytest.raises(ServerUnreachable, match="cannot be reached") as caught:
+            on_client(address, lambda c: c.get("/x", attempts=1))
+    assert "no answer in time" in caught.value.report()
+
+
+def test_connections_are_kept_alive_while_a_server_thinks() -> None:
+    options = {}
+
+    async def look(client: HttpClient) -> None:
+        made: list[socket.socket] = []
+        keep = _http._kept_alive_socket
+
+        def noted(address: Any) -> socket.socket:  # Any: as `getaddrinfo` gives it
+            made.append(keep(address))
+            return made[-1]
+
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(_http, "_kept_alive_socket", noted)
+            await client.get("/x")
+        (connection,) = made
+        options["on"] = connection.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE)
+        options["idle"] = connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE)
+
+    with replaying({"GET /x": as_json({})}) as server:
+        on_client(server.base_url, look)
+    assert options == {"on": 1, "idle": _http.KEEPALIVE_IDLE_SECONDS}
+
+
+def test_a_reply_that_cannot_be_decompressed_is_a_broken_contract() -> None:
+    garbage = Answer(b"not gzip", headers={"content-encoding": "gzip"})
+    with replaying({"POST /x": garbage}) as server:
+        with pytest.raises(ServerContractError, match="cannot be decompressed"):
+            on_client(server.base_url, lambda c: c.post("/x", {}))
+        assert len(server.requests) == 1
+
+
+def test_a_request_is_not_sent_again_to_a_server_that_is_known_to_be_lost() -> None:
+    async def lost() -> bool:
+        return True
+
+    async def send(client: HttpClient) -> None:
+        client.is_lost = lost
+        await client.post("/x", {})
+
+    with counted_sends() as sends, pytest.raises(ServerUnreachable):
+        on_client(unused_address(), send)
+    assert sends.count == 1
+
+
+@pytest.mark.parametrize(
+    ("variables", "url", "proxy"),
+    [
+        ({"http_proxy": "http://proxy:3128"}, "http://gpu-7:8000", "http://proxy:3128"),
+        ({"http_proxy": "http://proxy:3128"}, "http://127.0.0.1:8000", None),
+        ({"http_proxy": "http://proxy:3128", "no_proxy": "gpu-7"}, "http://gpu-7:8000", None),
+        ({"http_proxy": "http://proxy:3128"}, "https://gpu-7", None),
+        ({"all_proxy": "http://proxy:3128"}, "https://gpu-7", "http://proxy:3128"),
+        ({}, "http://gpu-7:8000", None),
+    ],
+)
+def test_a_proxy_of_the_environment_is_for_other_hosts(
+    monkeypatch: pytest.MonkeyPatch, variables: dict[str, str], url: str, proxy: str | None
+) -> None:
+    for name in ("http_proxy", "https_proxy", "all_proxy", "no_proxy"):
+        monkeypatch.delenv(name, raising=False)
+        monkeypatch.delenv(name.upper(), raising=False)
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    assert _http.proxy_for(url) == proxy
 
 
 @pytest.mark.parametrize(

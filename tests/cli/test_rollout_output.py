@@ -80,7 +80,7 @@ def test_help_of_rollout_lists_every_option_once_under_a_heading() -> None:
     assert headings == ["Output", "Server", "Sampling", "Input", "Run"]
     options = re.findall(r"^  (-[-\w]+)", done.stdout, re.MULTILINE)
     assert len(options) == len(set(options))
-    assert f"(default: {DEFAULT_CONCURRENCY}; local: {DEFAULT_SLOTS})" in " ".join(done.stdout.split())
+    assert f"(default: {DEFAULT_CONCURRENCY} per server; local: {DEFAULT_SLOTS})" in " ".join(done.stdout.split())
     assert {"--out", "--server-type", "-n", "--seed", "--limit", "--dry-run", "-h"} <= set(options)
 
 

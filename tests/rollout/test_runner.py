@@ -16,9 +16,9 @@ import pytest
 from managed_cli.backends import _http
 from managed_cli.errors import ExitCode, Interrupted, OutputError
 from managed_cli.managed.config import APIServerConfig
-from managed_cli.managed.servers import server_for
 from managed_cli.rollout.config import RolloutConfig
 from managed_cli.rollout.events import Progress
+from managed_cli.rollout.pool import ServerPool
 from managed_cli.rollout.runner import Runner, _to_the_end
 from managed_cli.rollout.samples import InputOptions, Task
 from managed_cli.rollout.stop import Stop, listening_to_signals
@@ -62,11 +62,12 @@ def run(server: RunningServer, output: ShardedOutput, tasks: list[Task], *, n: i
     progress = Progress(total=len(tasks))
 
     async def running() -> None:
-        prepared = await server_for(config.server).prepare()
+        pool = ServerPool(config.servers)
         try:
-            await Runner(config, iter(tasks), prepared, output, progress, Stop()).run()
+            await pool.prepare()
+            await Runner(config, iter(tasks), pool, output, progress, Stop()).run()
         finally:
-            await prepared.aclose()
+            await pool.aclose()
 
     asyncio.run(running())
     return progress
