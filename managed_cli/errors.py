@@ -11,7 +11,7 @@ ManagedCliError                  base: message, detail lines, a hint, an exit co
 │   ├── ServerContractError      4  it answered, but not what it promises
 │   └── PromptRejected           4  this one prompt cannot be sent there (too long, unknown id)
 ├── TokenizerError               4  no tokenizer, or one that disagrees with the server
-├── TooManyFailures              4  the limit that the user set on failed samples is reached
+├── TooManyFailures              3  the limit that the user set on failed samples is reached
 ├── AlignmentError               1  arrays of a row that do not belong together
 ├── OutputError                  6  the output cannot be written or read, or belongs to another run
 ├── ContextClosed                2  a managed context used after it was closed or reset
@@ -122,7 +122,7 @@ class TokenizerError(ManagedCliError):
 class TooManyFailures(ManagedCliError):
     """As many samples have failed as the user allows; the run can be resumed."""
 
-    exit_code = ExitCode.SERVER
+    exit_code = ExitCode.SOME_FAILED
 
 
 class AlignmentError(ManagedCliError):

@@ -37,7 +37,7 @@ def test_the_run_stops_when_the_limit_is_reached_and_resumes(
     with running_server("llamacpp", *SMALL) as server:
         done = rollout(source, *at(server), *SHORT, option, 2, "--json", cwd=tmp_path)
         document = json.loads(done.stdout)
-        assert (done.returncode, document["state"]) == (4, "stopped")
+        assert (done.returncode, document["state"]) == (3, "stopped")
         assert document["recorded"] + document["failed"] == settled
         assert option in done.stderr
         assert "--resume --retry-failed" in done.stderr
@@ -66,7 +66,7 @@ def test_a_limit_that_the_last_sample_reaches_does_not_keep_the_run_from_its_end
 def test_failures_of_earlier_sessions_do_not_count(tmp_path: Path) -> None:
     source = write_lines(tmp_path, "FF...")
     with running_server("llamacpp", *SMALL) as server:
-        assert rollout(source, *at(server), *SHORT, "--max-failures", 2, cwd=tmp_path).returncode == 4
+        assert rollout(source, *at(server), *SHORT, "--max-failures", 2, cwd=tmp_path).returncode == 3
         done = rollout(source, *at(server), *SHORT, "--max-failures", 1, "--resume", cwd=tmp_path)
     assert done.returncode == 3
 

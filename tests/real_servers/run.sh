@@ -18,7 +18,7 @@ root=$(cd "$here/../.." && pwd)
 # absolute PATH: PATH as seen from the caller's directory.
 absolute() { case $1 in /*) echo "$1" ;; *) echo "$PWD/$1" ;; esac; }
 
-declare -A own_tests=([vllm]=test_vllm.py [local]=test_embedded.py [sglang]='' [trl]='' [trl-vllm]='' [llamacpp]='')
+declare -A own_tests=([vllm]="test_vllm.py test_restart.py" [local]=test_embedded.py [sglang]='' [trl]='' [trl-vllm]='' [llamacpp]='')
 [ $# -ge 1 ] || set -- vllm sglang trl trl-vllm llamacpp local
 for kind in "$@"; do
   if [ -z "${own_tests[$kind]+known}" ]; then
@@ -39,7 +39,7 @@ for kind in "$@"; do
   # pytest itself fails (5) where nothing was collected; tests that all skip themselves are caught by the second line.
   results=$root/.cache/real-$kind.xml
   files=("$here/test_conversations.py")
-  [ -z "${own_tests[$kind]}" ] || files+=("$here/${own_tests[$kind]}")
+  for own in ${own_tests[$kind]}; do files+=("$here/$own"); done
   timed "tests against $kind" env MANAGED_CLI_REAL_SERVERS="$servers_venv" MANAGED_CLI_REAL_KINDS="$kind" \
     "$test_venv/bin/python" -m pytest -v -rP --durations=0 --durations-min=5 --junitxml="$results" "${files[@]}"
   "$test_venv/bin/python" "$root/tests/ran_some.py" "$results"

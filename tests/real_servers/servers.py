@@ -107,13 +107,24 @@ RECIPES = {
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class RunningServer:
-    """A server that answers. `model` is the path it was started with; `start_seconds` what its start took."""
+    """A server that answers.
+
+    Attributes:
+        model: the path it was started with.
+        start_seconds: what its start took.
+        group: the id of its process group.
+    """
 
     kind: str
     base_url: str
     model: Path
     log: Path
     start_seconds: float
+    group: int
+
+    def kill(self) -> None:
+        """End it and everything it spawned at once, as a machine that runs out of memory does."""
+        os.killpg(self.group, signal.SIGKILL)
 
 
 def free_port() -> int:
@@ -166,7 +177,9 @@ def running(
         _wait_until_ready(kind, process, base_url + recipe.ready_path, started + recipe.start_seconds, log)
         took = time.monotonic() - started
         print(f"{kind}: ready after {took:.0f} s at {base_url}", flush=True)
-        yield RunningServer(kind=kind, base_url=base_url, model=model_path, log=log, start_seconds=took)
+        yield RunningServer(
+            kind=kind, base_url=base_url, model=model_path, log=log, start_seconds=took, group=process.pid
+        )
 
 
 def _environment_variables(recipe: Recipe, places: dict[str, str]) -> dict[str, str]:
