@@ -62,7 +62,7 @@ def _content(content: object) -> object:
         return content
     return [
         {"type": "text", "text": part.get("text")}
-        if isinstance(part, dict) and part.get("type") in TEXT_PARTS
+        if isinstance(part, dict) and isinstance(part.get("type"), str) and part["type"] in TEXT_PARTS
         else part
         for part in content
     ]
@@ -79,6 +79,9 @@ def _add_call(messages: list[Message], place: str, item: dict[str, Any]) -> None
     }
     last = messages[-1] if messages else None
     if last is not None and last.get("role") == "assistant":
-        messages[-1] = {**last, "tool_calls": [*(last.get("tool_calls") or ()), call]}
+        earlier = last.get("tool_calls") or []
+        if not isinstance(earlier, list):
+            raise fault(f"{place}: `tool_calls` of the message before", "a list", earlier)
+        messages[-1] = {**last, "tool_calls": [*earlier, call]}
     else:
         messages.append({"role": "assistant", "content": None, "tool_calls": [call]})
