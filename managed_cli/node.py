@@ -75,7 +75,7 @@ class SequenceNode(BaseModel):
     @property
     def sampled_length(self) -> int:
         """How many positions the model sampled (tokens)."""
-        return sum(1 for mask in self.masked_tokens if mask != IGNORED_TOKEN_ID)
+        return len(self.masked_tokens) - self.masked_tokens.count(IGNORED_TOKEN_ID)
 
     def mean_logprob(self) -> float | None:
         """Mean over sampled positions, natural log; None without any."""

@@ -21,6 +21,7 @@ import jinja2
 
 from managed_cli.backends._http import SyncHttpClient
 from managed_cli.errors import InputError, TokenizerError
+from managed_cli.token_table import TokenTable, token_table
 from managed_cli.tokenizer_files import asks_for_bos, generation_end_tokens, raw_tokenizer
 from managed_cli.tracking.extension import ANSWER_PLACEHOLDER
 from managed_cli.tracking.messages import flat_message
@@ -119,6 +120,10 @@ class HuggingFaceTokenizer(_PromptsWithBos):
         return [] if self._bos_token_id is None else [self._bos_token_id]
 
     @cached_property
+    def _table(self) -> TokenTable | None:
+        return token_table(self._tokenizer)
+
+    @cached_property
     def _adds_dummy_space(self) -> bool:
         ids = self._encode("a", add_special_tokens=False)
         return ids != self._encode("\na", add_special_tokens=False)[-len(ids) :] or self.decode(ids) != "a"
@@ -149,6 +154,8 @@ class HuggingFaceTokenizer(_PromptsWithBos):
 
     def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = False) -> str:
         """The text of ids; a split UTF-8 character shows as U+FFFD."""
+        if self._table is not None:
+            return self._table.text(token_ids, skip_special_tokens=skip_special_tokens)
         return str(
             self._tokenizer.decode(
                 list(token_ids), skip_special_tokens=skip_special_tokens, clean_up_tokenization_spaces=False

@@ -15,7 +15,7 @@ import dataclasses
 import math
 import time
 from collections.abc import Awaitable, Callable, Iterable, Sequence
-from typing import ClassVar, Protocol
+from typing import ClassVar, Protocol, cast
 
 from managed_cli.backends._http import DEFAULT_ATTEMPTS, HttpClient
 from managed_cli.errors import (
@@ -100,6 +100,10 @@ class Backend(Protocol):
 
     async def prompt_logprobs(self, prompt_ids: Sequence[int], top_k: int) -> PromptLogprobs:
         """Top-k alternatives at every position of the prompt."""
+        ...
+
+    async def token_logprobs(self, token_ids: Sequence[int]) -> list[float]:
+        """The raw logprob of every id after those before it: [P - 1], of the positions 1 … P - 1."""
         ...
 
     async def look_again(self, *, sample: bool) -> ServerInfo:
@@ -371,6 +375,13 @@ NOT_PROBED = (LogprobsMode.UNKNOWN, "not probed")
 def logprob_or_minus_inf(value: float | None) -> float:
     """A server's null where -inf does not fit into JSON (TRL), as -inf."""
     return -math.inf if value is None else value
+
+
+def logprobs_or_minus_inf(values: Sequence[float | None]) -> Sequence[float]:
+    """The same for every value; those without a null as they are."""
+    if None in values:
+        return [logprob_or_minus_inf(value) for value in values]
+    return cast("Sequence[float]", values)
 
 
 def refusal_is_final(error: ServerError) -> bool:

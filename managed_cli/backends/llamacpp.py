@@ -21,6 +21,7 @@ from typing import ClassVar
 import msgspec
 
 from managed_cli.backends.base import HttpBackend, logprob_or_minus_inf
+from managed_cli.backends.token_logprobs import SCORING_HINT
 from managed_cli.errors import ConfigError, ServerContractError, ServerRefused
 from managed_cli.types import (
     Generation,
@@ -289,6 +290,12 @@ class LlamaCppBackend(HttpBackend):
     async def prompt_logprobs(self, prompt_ids: Sequence[int], top_k: int) -> PromptLogprobs:
         """Not offered: llama.cpp's server has no prompt logprobs."""
         raise NotImplementedError(f"{self.label}: llama.cpp's server gives no logprobs of prompt tokens")
+
+    async def token_logprobs(self, token_ids: Sequence[int]) -> list[float]:
+        """Not offered, likewise."""
+        raise NotImplementedError(
+            f"{self.label}: llama.cpp's server gives no logprobs of prompt tokens; {SCORING_HINT}"
+        )
 
 
 def certain_positions(tokens: Sequence[int], entry_ids: Sequence[int]) -> dict[int, int] | None:

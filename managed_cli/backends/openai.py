@@ -14,6 +14,7 @@ import msgspec
 
 from managed_cli.backends._http import Reply
 from managed_cli.backends.base import BackendConfig, HttpBackend
+from managed_cli.backends.token_logprobs import SCORING_HINT
 from managed_cli.errors import ConfigError, ServerContractError, ServerRefused
 from managed_cli.types import (
     GenerationReply,
@@ -228,6 +229,10 @@ class OpenAIBackend(HttpBackend):
     async def prompt_logprobs(self, prompt_ids: Sequence[int], top_k: int) -> PromptLogprobs:
         """Not offered: there are no token ids."""
         raise NotImplementedError(NO_TOKEN_IDS)
+
+    async def token_logprobs(self, token_ids: Sequence[int]) -> list[float]:
+        """Not offered: there are no token ids."""
+        raise NotImplementedError(f"{NO_TOKEN_IDS}; {SCORING_HINT}")
 
 
 def _fields(sampling: SamplingParams) -> dict[str, object]:

@@ -24,6 +24,7 @@ from typing import ClassVar, TypeVar
 import msgspec
 
 from managed_cli.backends.base import NOT_PROBED, BackendConfig, HttpBackend, logprob_or_minus_inf
+from managed_cli.backends.token_logprobs import checked_token_logprobs
 from managed_cli.backends.vllm import end_token_id, logprobs_mode_of
 from managed_cli.errors import ConfigError, PromptRejected, ServerContractError, ServerRefused
 from managed_cli.types import (
@@ -353,6 +354,20 @@ class SGLangBackend(HttpBackend):
             ConfigError: the vocabulary is not known.
             ServerContractError: a position or an alternative is missing.
         """
+        _, alternatives = await self._scored_prompt(prompt_ids, top_k)
+        if alternatives is None:
+            raise ServerContractError(f"{self.label} sent no prompt logprobs")
+        rows = [[(token, logprob_or_minus_inf(value)) for value, token, _ in row or ()] for row in alternatives]
+        return self.prompt_logprobs_of(prompt_ids, top_k, rows)
+
+    async def token_logprobs(self, token_ids: Sequence[int]) -> list[float]:
+        """The raw logprob of every id after those before it: [P - 1]. Raises as `prompt_logprobs` does."""
+        own, _ = await self._scored_prompt(token_ids, 0)
+        return checked_token_logprobs(self.label, token_ids, [value for value, _, _ in own[1:]])
+
+    async def _scored_prompt(
+        self, prompt_ids: Sequence[int], top_k: int
+    ) -> tuple[list[_Triple], list[list[_Triple] | None] | None]:
         self.require_vocabulary()
         sampling = self.admitted(prompt_ids, SamplingParams(max_tokens=1, temperature=0.0))
         payload = {
@@ -360,16 +375,14 @@ class SGLangBackend(HttpBackend):
             "logprob_start_len": 0,
             "top_logprobs_num": top_k,
         }
-        body = (await self.http.post("/generate", payload)).body
-        reply = self.http.decode(body, _Reply, what="prompt logprobs")
+        reply = self.http.decode((await self.http.post("/generate", payload)).body, _Reply, what="prompt logprobs")
         self._check_prompt(prompt_ids, reply)
-        own, alternatives = reply.meta_info.input_token_logprobs, reply.meta_info.input_top_logprobs
-        if own is None or alternatives is None:
+        own = reply.meta_info.input_token_logprobs
+        if own is None:
             raise ServerContractError(f"{self.label} sent no prompt logprobs")
         if [token for _, token, _ in own] != list(prompt_ids):
             raise ServerContractError(f"{self.label} sent logprobs of another prompt than the one sent")
-        rows = [[(token, logprob_or_minus_inf(value)) for value, token, _ in row or ()] for row in alternatives]
-        return self.prompt_logprobs_of(prompt_ids, top_k, rows)
+        return own, reply.meta_info.input_top_logprobs
 
 
 def _is_greedy(sampling: SamplingParams) -> bool:

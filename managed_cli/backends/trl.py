@@ -21,6 +21,7 @@ from typing import ClassVar
 import msgspec
 
 from managed_cli.backends.base import NOT_PROBED, BackendConfig, logprob_or_minus_inf
+from managed_cli.backends.token_logprobs import check_positions, checked_token_logprobs
 from managed_cli.backends.vllm import VLLMBackend, logprobs_mode_of
 from managed_cli.errors import ConfigError, ServerContractError, ServerRefused
 from managed_cli.types import (
@@ -286,9 +287,34 @@ class TRLBackend(VLLMBackend):
         """
         if not self._own_server:
             return await super().prompt_logprobs(prompt_ids, top_k)
-        self.require_limits()
         if top_k > MOST_ALTERNATIVES:
             raise ConfigError(f"{self.label} gives at most {MOST_ALTERNATIVES} alternatives, not {top_k}")
+        values, tokens = await self._sequence_logprobs(prompt_ids, top_k)
+        # The prompt's own token stands behind the ranks 1 … k where it is not one of them.
+        rows = [
+            [(token, logprob_or_minus_inf(value)) for token, value in zip(ids[:top_k], row[:top_k], strict=True)]
+            for ids, row in zip(tokens, values, strict=True)
+        ]
+        return self.prompt_logprobs_of(prompt_ids, top_k, [[], *rows])
+
+    async def token_logprobs(self, token_ids: Sequence[int]) -> list[float]:
+        """The raw logprob of every id after those before it: [P - 1]. Raises as `prompt_logprobs` does."""
+        if not self._own_server:
+            return await super().token_logprobs(token_ids)
+        own = []
+        values, tokens = await self._sequence_logprobs(token_ids, 1)
+        check_positions(self.label, token_ids, len(values))
+        for token, row, ids in zip(token_ids[1:], values, tokens, strict=True):
+            if token not in ids:
+                raise ServerContractError(f"{self.label} sent no logprob of the prompt's own id {token}")
+            own.append(row[ids.index(token)])
+        return checked_token_logprobs(self.label, token_ids, own)
+
+    async def _sequence_logprobs(
+        self, prompt_ids: Sequence[int], top_k: int
+    ) -> tuple[list[list[float | None]], list[list[int]]]:
+        """Logprobs and ids of every position from 1 on: the ranks 1 … `top_k`, then the prompt's own token."""
+        self.require_limits()
         self.admitted(prompt_ids, SamplingParams(max_tokens=1))
         # Position 0 has none, so the "prompt" that needs no logprobs is one token long.
         payload = {"sequences": [prompt_ids], "prompt_lengths": [1], "top_logprobs": top_k, "temperature": 1.0}
@@ -299,12 +325,7 @@ class TRLBackend(VLLMBackend):
         values, tokens = sent.logprobs[0], sent.logprob_token_ids[0]
         if [len(row) for row in values] != [len(row) for row in tokens]:
             raise ServerContractError(f"{self.label} sent prompt logprobs that do not fit their ids")
-        # The prompt's own token stands behind the ranks 1 … k where it is not one of them.
-        rows = [
-            [(token, logprob_or_minus_inf(value)) for token, value in zip(ids[:top_k], row[:top_k], strict=True)]
-            for ids, row in zip(tokens, values, strict=True)
-        ]
-        return self.prompt_logprobs_of(prompt_ids, top_k, [[], *rows])
+        return values, tokens
 
 
 def _payload(prompt_ids: Sequence[int], sampling: SamplingParams) -> dict[str, object]:

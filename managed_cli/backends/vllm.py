@@ -18,7 +18,8 @@ from typing import ClassVar
 
 import msgspec
 
-from managed_cli.backends.base import NOT_PROBED, HttpBackend, logprob_or_minus_inf
+from managed_cli.backends.base import NOT_PROBED, HttpBackend, logprob_or_minus_inf, logprobs_or_minus_inf
+from managed_cli.backends.token_logprobs import check_positions, checked_token_logprobs
 from managed_cli.backends.vllm_on_cpu import StepBudget, runs_on_cpu
 from managed_cli.errors import ServerContractError, ServerRefused
 from managed_cli.types import (
@@ -38,6 +39,26 @@ PROBE_TOLERANCE = 1e-3
 
 TOKEN_ID_PREFIX = "token_id:"
 """How vLLM writes a token when asked for ids instead of text (`return_tokens_as_token_ids`)."""
+
+
+class _SampledLogprobs(msgspec.Struct):
+    token_logprobs: list[float | None]
+
+
+class _SampledChoice(msgspec.Struct):
+    """A choice with what a row needs of it: what is not named here is passed over unread, in half the time."""
+
+    index: int
+    text: str
+    finish_reason: str | None
+    logprobs: _SampledLogprobs | None = None
+    stop_reason: int | str | None = None
+    token_ids: list[int] | None = None
+    prompt_token_ids: list[int] | None = None
+
+
+class _Sampled(msgspec.Struct):
+    choices: list[_SampledChoice]
 
 
 class _Logprobs(msgspec.Struct):
@@ -208,7 +229,7 @@ class VLLMBackend(HttpBackend):
 
     async def _generate(self, prompt_ids: Sequence[int], sampling: SamplingParams) -> GenerationReply:
         reply = await self.http.post("/v1/completions", self._payload(prompt_ids, sampling))
-        choices = self.http.decode(reply.body, _Completion, what="a completion").choices
+        choices = self.http.decode(reply.body, _Sampled, what="a completion").choices
         if len(choices) == sampling.n and sorted(c.index for c in choices) != list(range(sampling.n)):
             raise ServerContractError(f"{self.label} numbered its choices {[c.index for c in choices]}")
         choices.sort(key=lambda choice: choice.index)
@@ -230,14 +251,14 @@ class VLLMBackend(HttpBackend):
             "return_token_ids": True,
         }
 
-    def _generation(self, choice: _Choice) -> Generation:
+    def _generation(self, choice: _SampledChoice) -> Generation:
         if choice.logprobs is None or choice.token_ids is None:
             raise ServerContractError(f"{self.label} sent no logprobs for choice {choice.index}")
         if choice.finish_reason is None:
             raise ServerContractError(f"{self.label} sent no finish reason for choice {choice.index}")
         return Generation(
             token_ids=choice.token_ids,
-            logprobs=[logprob_or_minus_inf(value) for value in choice.logprobs.token_logprobs],
+            logprobs=logprobs_or_minus_inf(choice.logprobs.token_logprobs),
             text=choice.text,
             finish_reason=choice.finish_reason,
             stop_reason=choice.stop_reason,
@@ -250,6 +271,28 @@ class VLLMBackend(HttpBackend):
         Raises:
             ServerContractError: a position or a rank is missing.
         """
+        entries = await self._scored_prompt(prompt_ids, top_k)
+        rows = [self._ranked(entry, top_k, position) for position, entry in enumerate(entries)]
+        return self.prompt_logprobs_of(prompt_ids, top_k, rows)
+
+    async def token_logprobs(self, token_ids: Sequence[int]) -> list[float]:
+        """The raw logprob of every id after those before it: [P - 1]. One token more must fit into the context.
+
+        Raises:
+            ServerContractError: a position is missing, or holds no logprob of its own token.
+        """
+        entries, own = await self._scored_prompt(token_ids, 0), []
+        check_positions(self.label, token_ids, len(entries) - 1)
+        for token, entry in zip(token_ids[1:], entries[1:], strict=True):
+            if entry is None or str(token) not in entry:
+                raise ServerContractError(f"{self.label} sent no logprob of the prompt's own id {token}")
+            own.append(entry[str(token)].logprob)
+        return checked_token_logprobs(self.label, token_ids, own)
+
+    async def _scored_prompt(
+        self, prompt_ids: Sequence[int], top_k: int
+    ) -> Sequence[Mapping[str, _PromptLogprob] | None]:
+        """What the reply holds for each position: the prompt's own token, and the ranks 1 … `top_k`."""
         sampling = self.admitted(prompt_ids, SamplingParams(max_tokens=1, temperature=0.0))
         payload = {**self._payload(prompt_ids, sampling), "prompt_logprobs": top_k}
         async with contextlib.AsyncExitStack() as held:
@@ -260,8 +303,7 @@ class VLLMBackend(HttpBackend):
         if len(choices) != 1 or choices[0].prompt_logprobs is None:
             raise ServerContractError(f"{self.label} sent no prompt logprobs")
         self.check_echo(prompt_ids, choices[0].prompt_token_ids)
-        rows = [self._ranked(entry, top_k, position) for position, entry in enumerate(choices[0].prompt_logprobs)]
-        return self.prompt_logprobs_of(prompt_ids, top_k, rows)
+        return choices[0].prompt_logprobs
 
     def _ranked(self, entry: Mapping[str, _PromptLogprob] | None, top_k: int, position: int) -> list[tuple[int, float]]:
         if position == 0:

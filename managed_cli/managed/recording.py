@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -78,10 +79,15 @@ def weight_versions(backend: Backend, span: Span) -> str | None:
     return span.weight_version or backend.info.weight_version
 
 
+@functools.lru_cache(maxsize=4096)
+def _sampling_fields(sampling: SamplingParams) -> dict[str, Any]:  # Any: JSON values
+    return dataclasses.asdict(sampling)
+
+
 def sampling_json(sampling: SamplingParams) -> dict[str, Any]:  # Any: JSON values
     """What was sent, as JSON."""
     return {
-        **dataclasses.asdict(sampling),
+        **_sampling_fields(sampling),
         "stop": list(sampling.stop),
         "stop_token_ids": list(sampling.stop_token_ids),
     }
