@@ -24,6 +24,7 @@ import httpx
 import httpx_aiohttp
 import msgspec
 
+from managed_cli.backends.secrecy import WHERE_KEYS_COME_FROM, refuse_credentials, without_key
 from managed_cli.errors import ConfigError, RequestTimedOut, ServerContractError, ServerRefused, ServerUnreachable
 
 RETRIED_STATUSES = frozenset({408, 425, 429, 502, 503, 504})
@@ -54,6 +55,9 @@ says nothing. After two more minutes without an answer it counts as lost."""
 
 SHOWN_BODY_CHARACTERS = 300
 """How much of a strange reply an error message quotes."""
+
+UNREADABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
+"""What reading a reply as JSON can raise; the last for one that is nested without end."""
 
 T = TypeVar("T")
 
@@ -218,7 +222,7 @@ class HttpClient:
     def _refusal(self, response: httpx.Response, path: str) -> ServerRefused:
         hint = None
         if response.status_code in (401, 403):
-            hint = "name the environment variable that holds the server's API key with --api-key-env"
+            hint = WHERE_KEYS_COME_FROM
         return ServerRefused(
             f"{self.label} answered {path} with HTTP {response.status_code}",
             status=response.status_code,
@@ -227,8 +231,7 @@ class HttpClient:
         )
 
     def _without_key(self, body: bytes) -> bytes:
-        """`body` with the API key blotted out: some servers quote the key that they refuse."""
-        return body.replace(self._api_key.encode(), b"[the API key]") if self._api_key else body
+        return without_key(body, self._api_key)
 
     def decode(self, body: bytes, type: type[T], *, what: str, quoted: bool = True) -> T:
         """`body` as JSON of the given type; `quoted=False` keeps a body that may hold secrets out of the message.
@@ -238,7 +241,7 @@ class HttpClient:
         """
         try:
             return msgspec.json.decode(body, type=type)
-        except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        except UNREADABLE as error:
             raise ServerContractError(
                 f"{self.label} sent {what} that cannot be read: {error}",
                 details=[f"the reply begins: {shown_body(self._without_key(body))}"] if quoted else [],
@@ -260,6 +263,7 @@ class SyncHttpClient:
         if api_key:
             headers["authorization"] = f"Bearer {api_key}"
         self.label = label
+        self._api_key = api_key
         self._client = httpx.Client(
             base_url=normalised_base_url(base_url),
             headers=headers,
@@ -281,11 +285,11 @@ class SyncHttpClient:
             raise ServerRefused(
                 f"{self.label} answered {path} with HTTP {response.status_code}",
                 status=response.status_code,
-                details=[error_message_in(response.content)],
+                details=[error_message_in(without_key(response.content, self._api_key))],
             )
         try:
             return msgspec.json.decode(response.content)
-        except msgspec.DecodeError as error:
+        except UNREADABLE as error:
             raise ServerContractError(f"{self.label} answered {path} with something that is not JSON") from error
 
     def close(self) -> None:
@@ -297,8 +301,9 @@ def normalised_base_url(base_url: str) -> str:
     """`base_url` without a trailing slash or a trailing `/v1`, which the endpoints add themselves.
 
     Raises:
-        ConfigError: it is not an http(s) URL with a host.
+        ConfigError: it is not an http(s) URL with a host, or it holds a user name, a password or a query.
     """
+    refuse_credentials(base_url)
     try:
         parts = urllib.parse.urlsplit(base_url)
         usable = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
@@ -350,7 +355,7 @@ def error_message_in(body: bytes) -> str:
     """What an error body says, in one line, whichever of the servers' shapes it has."""
     try:
         value = msgspec.json.decode(body)
-    except (msgspec.DecodeError, UnicodeDecodeError):
+    except UNREADABLE:
         return shown_body(body) or "(an empty reply)"
     for key in ("error", "message", "detail"):
         if isinstance(value, dict) and value.get(key):

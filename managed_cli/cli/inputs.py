@@ -130,7 +130,7 @@ def _document(files: InputFiles, survey: Survey, tokenizer: str | None) -> dict[
             }
             for bad in survey.bad_lines
         ],
-        "tokens": None if survey.lengths is None else _lengths_json(survey.lengths, tokenizer),
+        "tokens": None if survey.lengths is None else lengths_json(survey.lengths, tokenizer),
     }
 
 
@@ -146,7 +146,8 @@ def _kind_json(summary: KindSummary) -> dict[str, Any]:  # Any: JSON values
     }
 
 
-def _lengths_json(lengths: Lengths, tokenizer: str | None) -> dict[str, Any]:  # Any: JSON values
+def lengths_json(lengths: Lengths, tokenizer: str | None) -> dict[str, Any]:  # Any: JSON values
+    """What was counted, for a script; `shortened` is null where there is no run."""
     some = lengths.samples > 0
     return {
         "tokenizer": tokenizer,
@@ -156,9 +157,11 @@ def _lengths_json(lengths: Lengths, tokenizer: str | None) -> dict[str, Any]:  #
         "min": lengths.quantile(0) if some else None,
         "median": lengths.quantile(0.5) if some else None,
         "p95": lengths.quantile(0.95) if some else None,
+        "p99": lengths.quantile(0.99) if some else None,
         "max": lengths.quantile(1) if some else None,
         "histogram": [{"from": low, "to": high, "samples": count} for low, high, count in lengths.histogram()],
         "budget": lengths.budget,
         "over_budget": lengths.over_budget,
+        "shortened": None if lengths.sampling is None else lengths.shortened,
         "first_over_budget": [dataclasses.asdict(prompt) for prompt in lengths.first_over_budget],
     }

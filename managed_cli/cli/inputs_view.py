@@ -27,9 +27,9 @@ def show_survey(sheet: Page, files: InputFiles, survey: Survey, tokenizer: str |
     for kind, summary in survey.kinds.items():
         _show_kind(sheet, kind, summary)
     if survey.bad_count:
-        _show_bad_lines(sheet, survey)
+        show_bad_lines(sheet, survey)
     if survey.lengths is not None:
-        _show_lengths(sheet, survey.lengths, tokenizer or "")
+        show_lengths(sheet, survey.lengths, tokenizer or "")
 
 
 def _show_kind(sheet: Page, kind: str, summary: KindSummary) -> None:
@@ -61,7 +61,8 @@ def _fields_in_words(summary: KindSummary) -> str:
     return ", ".join(words) + (f", and {len(common) - SHOWN_FIELDS} more" if len(common) > SHOWN_FIELDS else "")
 
 
-def _show_bad_lines(sheet: Page, survey: Survey) -> None:
+def show_bad_lines(sheet: Page, survey: Survey) -> None:
+    """How many lines cannot be used, and why, for the first of them."""
     sheet.heading(f"{counted(survey.bad_count, 'line')} cannot be used")
     shown = survey.bad_lines[:MAX_BAD_LINES_SHOWN]
     for bad in shown:
@@ -73,23 +74,32 @@ def _show_bad_lines(sheet: Page, survey: Survey) -> None:
         sheet.line(f"  hint: {visible(hint)}")
 
 
-def _show_lengths(sheet: Page, lengths: Lengths, tokenizer: str) -> None:
+def show_lengths(sheet: Page, lengths: Lengths, tokenizer: str) -> None:
+    """How long the prompts are, and which leave no room for an answer."""
     sheet.heading(f"prompt tokens ({visible(tokenizer)})")
     if not lengths.samples:
         sheet.line("  none was counted")
         return
-    marks = [("min", 0.0), ("median", 0.5), ("p95", 0.95), ("max", 1.0)]
+    marks = [("min", 0.0), ("median", 0.5), ("p95", 0.95), ("p99", 0.99), ("max", 1.0)]
     sheet.line("  " + ", ".join(f"{name} {lengths.quantile(share):,}" for name, share in marks))
     sheet.line(f"  {counted(lengths.total, 'token')} in {counted(lengths.samples, 'prompt')}")
     if lengths.first_turns:
         sheet.line(f"  of {counted(lengths.first_turns, 'conversation')} in turns only the first is counted")
     _show_histogram(sheet, lengths)
-    if lengths.budget is None:
-        return
+    if lengths.budget is not None:
+        _show_room(sheet, lengths, lengths.budget)
+
+
+def _show_room(sheet: Page, lengths: Lengths, budget: int) -> None:
+    if lengths.sampling is not None and lengths.shortened:
+        sheet.line(
+            f"  {counted(lengths.shortened, 'prompt')} with room for a part of max_tokens only: "
+            f"prompt + answer are at most {budget:,} tokens"
+        )
     if not lengths.over_budget:
-        sheet.line(f"  every prompt leaves room for an answer within {lengths.budget:,} tokens")
+        sheet.line(f"  every prompt leaves room for an answer within {budget:,} tokens")
         return
-    sheet.heading(f"{counted(lengths.over_budget, 'prompt')} without room for an answer in {lengths.budget:,} tokens")
+    sheet.heading(f"{counted(lengths.over_budget, 'prompt')} without room for an answer in {budget:,} tokens")
     for prompt in lengths.first_over_budget:
         sheet.line(f"  {visible(prompt.source)}: {prompt.length:,} tokens (sample {visible(prompt.sample_id)})")
     if lengths.over_budget > len(lengths.first_over_budget):

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import functools
 import secrets
+from collections.abc import Mapping
 from typing import Any
 
 import click
+from click.core import ParameterSource
 
 from managed_cli.rollout.input_options import INPUT_FORMATS, ON_BAD_LINE
 
@@ -14,12 +16,41 @@ SEED_BITS = 31
 """A drawn run seed fits into a signed 32-bit integer."""
 
 
+def _from_elsewhere(
+    parameter: click.Parameter,
+    ctx: click.Context,
+    given: Mapping[str, Any],
+    value: Any,
+    source: ParameterSource,
+) -> tuple[Any, ParameterSource]:  # Any: click's raw values
+    """The raw value of a parameter and its source: as click found it, unless it is a default that is set elsewhere."""
+    if ctx.resilient_parsing:
+        return value, source
+    from managed_cli.cli.rollout_settings import Elsewhere
+
+    elsewhere = Elsewhere.of(ctx, given)
+    setting = None if source is ParameterSource.COMMANDLINE and value != () else elsewhere.find_setting(parameter, ctx)
+    return (value, source) if setting is None else (setting.value, setting.source)
+
+
+class _Inputs(click.Argument):
+    """INPUT..., which a settings file may name."""
+
+    def consume_value(self, ctx: click.Context, opts: Mapping[str, Any]) -> tuple[Any, ParameterSource]:
+        """As for every argument; of a command line without one, what the file says."""
+        return _from_elsewhere(self, ctx, opts, *super().consume_value(ctx, opts))
+
+
 class _Option(click.Option):
-    """An option that stands under a heading of `--help`."""
+    """An option that stands under a heading of `--help`, and that the environment or a file may set."""
 
     def __init__(self, *declarations: Any, section: str = "Run", **settings: Any) -> None:  # Any: click's own
         super().__init__(*declarations, **settings)
         self.section = section
+
+    def consume_value(self, ctx: click.Context, opts: Mapping[str, Any]) -> tuple[Any, ParameterSource]:
+        """As for every option; of one that is not on the command line, what is said elsewhere."""
+        return _from_elsewhere(self, ctx, opts, *super().consume_value(ctx, opts))
 
 
 class _SectionedCommand(click.Command):
@@ -46,8 +77,14 @@ _run = functools.partial(click.option, cls=_Option, section="Run")
 _AT_LEAST_ONE = click.IntRange(min=1)
 
 
-@click.command("rollout", cls=_SectionedCommand, short_help="Sample completions and record them.")
-@click.argument("inputs", metavar="INPUT...", nargs=-1, required=True)
+@click.command(
+    "rollout",
+    cls=_SectionedCommand,
+    short_help="Sample completions and record them.",
+    epilog="Settings can also stand in the environment (MANAGED_CLI_*, as in MANAGED_CLI_MAX_TOKENS=64) or in a file "
+    "(max-tokens = 64). Precedence: flag, environment, file, default.",
+)
+@click.argument("inputs", cls=_Inputs, metavar="INPUT...", nargs=-1)
 @_output(
     "--out", default="out.parquet", show_default=True, metavar="PATH", help="A file, or DIR/ for a directory of shards."
 )
@@ -78,6 +115,7 @@ _AT_LEAST_ONE = click.IntRange(min=1)
 @_server("--model", metavar="NAME", help="Model to ask for (default: the one it has); for local, a GGUF file.")
 @_server("--tokenizer", metavar="NAME", help="Directory or Hugging Face name (default: what the server names).")
 @_server("--api-key-env", metavar="VAR", help="Environment variable that holds the server's API key.")
+@_server("--api-key-file", metavar="FILE", help="File that holds the server's API key.")
 @_server(
     "--wait-for-server",
     type=click.FloatRange(min=0),
@@ -97,7 +135,12 @@ _AT_LEAST_ONE = click.IntRange(min=1)
     metavar="TOKENS",
     help="Most prompt + completion tokens, where the server does not say.",
 )
-@_server("--concurrency", type=_AT_LEAST_ONE, metavar="SAMPLES", help="Samples in flight (default: 64 per server; local: 4).")
+@_server(
+    "--concurrency",
+    type=_AT_LEAST_ONE,
+    metavar="SAMPLES",
+    help="Samples in flight (default: 64 per server; local: 4).",
+)
 @_sampling(
     "-n",
     "n",
@@ -177,7 +220,9 @@ _AT_LEAST_ONE = click.IntRange(min=1)
     help="Earlier turns as the chat template rewrites them, or the sampled tokens as they are.",
 )
 @_output("--track-tree", is_flag=True, help="Record every node of a conversation, not only its leaves.")
-@_run("--dry-run", is_flag=True, help="Show the first prompts with their token ids; sample nothing.")
+@_run("--config", metavar="FILE", help="TOML file with settings: options' names as keys, and inputs = [...].")
+@_run("--print-config", is_flag=True, help="Print all settings and where each is from, as a --config file; no run.")
+@_run("--dry-run", is_flag=True, help="Show the first prompts with their ids, and all lengths; sample nothing.")
 @_run(
     "--grace",
     type=click.FloatRange(min=0),
@@ -200,7 +245,8 @@ _AT_LEAST_ONE = click.IntRange(min=1)
 )
 @_run("--quiet", is_flag=True, help="Only errors and warnings on stderr.")
 @_run("--json", "as_json", is_flag=True, help="Print the summary as one JSON document on stdout.")
-def rollout_command(**options: Any) -> int:  # Any: click hands every option over by name
+@click.pass_context
+def rollout_command(ctx: click.Context, /, **options: Any) -> int:  # Any: click hands every option over by name
     """Sample completions for the prompts in INPUT and record them, one row per choice.
 
     INPUT is JSON lines (also gz, zst; - is stdin) or Parquet; several files and quoted globs are read in order.
@@ -213,18 +259,36 @@ def rollout_command(**options: Any) -> int:  # Any: click hands every option ove
     managed-cli rollout gsm8k.jsonl --prompt-field question --server-type vllm --out gsm8k.parquet
     """
     # The heavy imports belong to a run, not to --help.
-    from managed_cli.cli.rollout_options import earlier_seed, rollout_config
-    from managed_cli.cli.rollout_run import execute
+    from managed_cli.cli.rollout_settings import settle_key_place, toml_text, with_places
     from managed_cli.errors import ConfigError
 
-    if options["seed"] is None:
-        options["seed"] = earlier_seed(options["out"]) if options["resume"] else None
-    if options["seed"] is None and options["part"] is not None:
-        raise ConfigError(
-            "--part needs --seed, the same for every part", hint="parts with different seeds are different runs"
-        )
-    if options["seed"] is None:
-        options["seed"] = secrets.randbits(SEED_BITS)
+    if not options["inputs"] and not options["print_config"]:
+        raise click.MissingParameter(ctx=ctx, param=ctx.command.params[0])
+    settle_key_place(options, ctx)
+    try:
+        if not options["print_config"]:
+            return _run_of(dict(options))
+        _check(dict(options))
+    except ConfigError as error:
+        raise with_places(error, ctx) from error
+    click.echo(toml_text(ctx, options))
+    return 0
+
+
+def _check(options: dict[str, Any]) -> None:  # Any: as above
+    """Raise what a run with these options would, before it looks at inputs, outputs and servers."""
+    from managed_cli.cli.rollout_options import check_without_a_server, rollout_config
+
+    _draw_seed(options, earlier=0 if options["resume"] else None)  # any seed: the earlier output is not looked at
+    check_without_a_server(rollout_config(options))
+
+
+def _run_of(options: dict[str, Any]) -> int:  # Any: as above
+    from managed_cli.cli.rollout_options import earlier_seed, rollout_config
+    from managed_cli.cli.rollout_run import execute
+
+    continues = options["resume"] and options["seed"] is None
+    _draw_seed(options, earlier=earlier_seed(options["out"]) if continues else None)
     config = rollout_config(options)
     return execute(
         options["inputs"],
@@ -233,3 +297,21 @@ def rollout_command(**options: Any) -> int:  # Any: click hands every option ove
         quiet=options["quiet"],
         as_json=options["as_json"],
     )
+
+
+def _draw_seed(options: dict[str, Any], *, earlier: int | None) -> None:  # Any: as above
+    """Set the run's seed where none was given: that of the run that is continued, or another.
+
+    Raises:
+        ConfigError: a part of a run, which must have the seed of the other parts.
+    """
+    from managed_cli.errors import ConfigError
+
+    if options["seed"] is None:
+        options["seed"] = earlier
+    if options["seed"] is None and options["part"] is not None:
+        raise ConfigError(
+            "--part needs --seed, the same for every part", hint="parts with different seeds are different runs"
+        )
+    if options["seed"] is None:
+        options["seed"] = secrets.randbits(SEED_BITS)

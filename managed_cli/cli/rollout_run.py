@@ -33,7 +33,7 @@ def execute(inputs: Sequence[str], config: RolloutConfig, *, dry_run: bool, quie
     with input_files(inputs) as source:
         report = validate_input(source, config.input)
         if dry_run:
-            return asyncio.run(show_first_prompts(source, config, report, as_json=as_json))
+            return asyncio.run(show_first_prompts(source, config, report, quiet=quiet, as_json=as_json))
         # Before any server is started or asked: what cannot be written to need not be sampled for.
         with open_output(
             config.out,

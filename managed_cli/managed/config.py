@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from typing import Literal
 
-from pydantic import BaseModel, ConfigDict, Field, SecretStr
+from pydantic import BaseModel, ConfigDict, Field, SecretStr, field_validator
 
 from managed_cli.backends.base import BackendConfig
 from managed_cli.backends.embedded import DEFAULT_SLOT_CONTEXT, DEFAULT_SLOTS, EngineConfig
 from managed_cli.backends.registry import DEFAULT_BASE_URLS
+from managed_cli.backends.secrecy import checked_key, refuse_credentials
 
 ServerType = Literal["vllm", "sglang", "trl", "llamacpp", "local", "openai"]
 
@@ -28,6 +29,9 @@ class APIServerConfig(BaseModel):
         nonfinite: `keep` records a sampled -inf; `fail` fails the sample.
         probe_logprobs_mode: sample a token or two to learn the logprobs mode; without, it is recorded as unknown.
         slots, slot_context: for `local`: sequences decoded at once, tokens of context for each.
+
+    Raises:
+        ConfigError: `base_url` holds a user name or a password, or `api_key` cannot be sent; neither is shown.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", protected_namespaces=())
@@ -45,6 +49,19 @@ class APIServerConfig(BaseModel):
     slots: int = Field(default=DEFAULT_SLOTS, ge=1)
     slot_context: int = Field(default=DEFAULT_SLOT_CONTEXT, ge=64)
     probe_logprobs_mode: bool = True
+
+    @field_validator("base_url")
+    @classmethod
+    def _without_credentials(cls, base_url: str | None) -> str | None:
+        if base_url is not None:
+            refuse_credentials(base_url)
+        return base_url
+
+    @field_validator("api_key")
+    @classmethod
+    def _that_can_be_sent(cls, api_key: SecretStr | None) -> SecretStr | None:
+        key = "" if api_key is None else api_key.get_secret_value()
+        return SecretStr(checked_key(key, "api_key")) if key else None
 
     def backend_config(self) -> BackendConfig:
         """The same, as the backends take it."""

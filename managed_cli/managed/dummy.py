@@ -64,7 +64,7 @@ class OpenAIServer(Server):
     async def _prepare(self) -> None:
         require_opt_in()
         if self._backend is None:
-            self._backend = await self._connected()
+            self._backend = await self.connected()
         await self._backend.wait_until_ready(self.config.wait_for_server)
         await self._backend.probe()
         self._asked = True

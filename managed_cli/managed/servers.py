@@ -127,11 +127,11 @@ class Server:
 
     async def _prepare(self) -> None:
         if self._backend is None:
-            self._backend = await self._connected()
+            self._backend = await self.connected()
         await self._backend.wait_until_ready(self.config.wait_for_server)
         async with expecting_answers(self._backend):
             info = await self._backend.probe()
-        tokenizer = await asyncio.to_thread(self._loaded_tokenizer, self._backend, info)
+        tokenizer = await asyncio.to_thread(self.loaded_tokenizer, self._backend, info)
         async with expecting_answers(self._backend):
             await check_tokenizer(self._backend, tokenizer)
         self._backend.limit_vocabulary(tokenizer.vocab_size)
@@ -162,12 +162,18 @@ class Server:
             if sample:
                 await check_tokenizer(backend, self.tokenizer)
 
-    async def _connected(self) -> Backend:
+    async def connected(self) -> Backend:
+        """A backend for the server, started where it is the embedded engine; nothing is asked yet."""
         if self.config.server_type == "local":
             return await EmbeddedBackend.start(self.config.engine_config())
         return make_backend(self.config.server_type, self.config.backend_config())
 
-    def _loaded_tokenizer(self, backend: Backend, info: ServerInfo) -> Tokenizer:
+    def loaded_tokenizer(self, backend: Backend, info: ServerInfo) -> Tokenizer:
+        """The configured tokenizer, else the server's own; takes seconds, so it is called in a thread.
+
+        Raises:
+            TokenizerError: none loads here.
+        """
         if self.config.tokenizer_name is not None:
             return self.shelf.loaded(self.config.tokenizer_name)
         if isinstance(backend, LlamaCppBackend):

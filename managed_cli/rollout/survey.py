@@ -9,10 +9,10 @@ import collections
 import dataclasses
 from collections.abc import Iterator
 
-from managed_cli.errors import InputError
+from managed_cli.errors import InputError, ServerRefused
 from managed_cli.rollout.chats import content_text
 from managed_cli.rollout.samples import BadLine, Task
-from managed_cli.types import Tokenizer
+from managed_cli.types import SamplingParams, Tokenizer
 
 MAX_BAD_LINES_KEPT = 1000
 """Bad lines listed for a script; all are counted."""
@@ -69,10 +69,16 @@ class Lengths:
 
     Args:
         budget: most prompt + completion tokens; None counts nothing as too long.
+        sampling: the run's settings, whose max_tokens an answer may have; None where there is no run.
+
+    Attributes:
+        shortened: prompts that fit, but with less room behind them than max_tokens.
     """
 
-    def __init__(self, budget: int | None) -> None:
+    def __init__(self, budget: int | None, sampling: SamplingParams | None = None) -> None:
         self.budget = budget
+        self.sampling = sampling
+        self.shortened = 0
         self.samples = 0
         self.first_turns = 0
         self.over_budget = 0
@@ -88,6 +94,8 @@ class Lengths:
             self.over_budget += 1
             if len(self.first_over_budget) < MAX_OVER_BUDGET_KEPT:
                 self.first_over_budget.append(OverBudget(task.sample_id, task.source, length))
+        elif self.budget is not None and self.sampling is not None:
+            self.shortened += length + task.sampling(self.sampling).max_tokens > self.budget
 
     def quantile(self, share: float) -> int:
         """The smallest length that at least this share of the prompts keep to; at least one prompt was added."""
@@ -119,15 +127,17 @@ class Survey:
 
     Args:
         tokenizer: counts tokens with it; None counts none.
-        budget: as for `Lengths`.
+        budget, sampling: as for `Lengths`.
     """
 
-    def __init__(self, tokenizer: Tokenizer | None = None, budget: int | None = None) -> None:
+    def __init__(
+        self, tokenizer: Tokenizer | None = None, budget: int | None = None, sampling: SamplingParams | None = None
+    ) -> None:
         self.samples = 0
         self.kinds: dict[str, KindSummary] = {}
         self.bad_count = 0
         self.bad_lines: list[BadLine] = []
-        self.lengths = None if tokenizer is None else Lengths(budget)
+        self.lengths = None if tokenizer is None else Lengths(budget, sampling)
         self._tokenizer = tokenizer
 
     def add(self, sample: Task | BadLine) -> None:
@@ -147,18 +157,24 @@ class Survey:
             return
         try:
             length = prompt_length(sample, self._tokenizer)
-        except InputError as error:
+        except (InputError, ServerRefused) as error:
+            said = error if isinstance(error, InputError) else InputError("; ".join([error.message, *error.details]))
             self._add_bad(
                 BadLine(
                     sample_id=sample.sample_id,
                     source=sample.source,
                     line=sample.line,
                     place=sample.source,
-                    error=error,
+                    error=said,
                 )
             )
         else:
             self.lengths.add(sample, length)
+
+    @property
+    def tokenizer_name(self) -> str | None:
+        """Whose tokens are counted; None where none are."""
+        return None if self._tokenizer is None else self._tokenizer.name
 
     def _add_bad(self, bad: BadLine) -> None:
         self.bad_count += 1
@@ -182,6 +198,7 @@ def prompt_length(task: Task, tokenizer: Tokenizer) -> int:
 
     Raises:
         InputError: the chat template refuses the messages, or an id is outside the vocabulary.
+        ServerRefused: the same, where the tokenizer is a server's.
         TokenizerError: a chat, and there is no chat template.
     """
     if task.prompt is not None:

@@ -19,7 +19,7 @@ import threading
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Self
+from typing import Self
 
 import pyarrow as pa
 
@@ -32,12 +32,9 @@ from managed_cli.storage.lock import WriterLock
 from managed_cli.storage.parquet import disk_faults_told, fsync_directory, write_parquet
 from managed_cli.storage.pending import PendingRows, storable_batch
 from managed_cli.storage.recorded_ids import RecordedIds
-from managed_cli.storage.schema import json_text
+from managed_cli.storage.schema import ROLLOUTS, RowFormat, Storable, json_text
 from managed_cli.storage.standing import Earlier, SampleStanding
 from managed_cli.storage.summary import Summary
-
-if TYPE_CHECKING:
-    from managed_cli.node import SequenceNode
 
 
 def open_output(
@@ -49,6 +46,7 @@ def open_output(
     overwrite: bool = False,
     resume: bool = False,
     retry_failed: bool = False,
+    row_format: RowFormat = ROLLOUTS,
 ) -> ShardedOutput:
     """The output `path`, locked for this process; no row that stood there is changed yet.
 
@@ -60,16 +58,14 @@ def open_output(
         overwrite: an earlier output of ours may be replaced; other files never are.
         resume: an earlier output is gone on from; where there is none, the run begins.
         retry_failed: samples that failed in an earlier session are owed again.
+        row_format: what kind of rows it holds.
 
     Raises:
         ConfigError: options that contradict each other.
         OutputError: something stands there, another process writes there, nothing can be written there, or what
             is to be resumed was recorded with another fingerprint.
     """
-    if overwrite and resume:
-        raise ConfigError("--overwrite starts anew and --resume goes on: only one of them can be meant")
-    if retry_failed and not resume:
-        raise ConfigError("--retry-failed belongs to --resume")
+    refuse_contradictions(overwrite=overwrite, resume=resume, retry_failed=retry_failed)
     with disk_faults_told(f"write to `{path}`", unharmed=standing.NOTHING_CHANGED):
         place, lock, made_here = standing.claimed(path)
         try:
@@ -80,10 +76,11 @@ def open_output(
             output = ShardedOutput(
                 place,
                 lock,
-                standing.find_earlier(place) if resume else Earlier(),
+                standing.find_earlier(place, row_format) if resume else Earlier(),
                 rows_per_shard=rows_per_shard,
                 retry_failed=retry_failed,
                 made_directory=made_here,
+                row_format=row_format,
             )
             output.describe_run(run_facts, fingerprint=fingerprint)
             output.take_over_failures()
@@ -91,6 +88,14 @@ def open_output(
             standing.let_go(place, lock, made_directory=made_here, has_begun=False)
             raise
     return output
+
+
+def refuse_contradictions(*, overwrite: bool, resume: bool, retry_failed: bool) -> None:
+    """Raise ConfigError for options of `open_output` that contradict each other."""
+    if overwrite and resume:
+        raise ConfigError("--overwrite starts anew and --resume goes on: only one of them can be meant")
+    if retry_failed and not resume:
+        raise ConfigError("--retry-failed belongs to --resume")
 
 
 class ShardedOutput:
@@ -112,6 +117,7 @@ class ShardedOutput:
         rows_per_shard: int,
         retry_failed: bool,
         made_directory: bool,
+        row_format: RowFormat,
     ) -> None:
         self.rows_per_shard = rows_per_shard
         self._place = place
@@ -119,6 +125,7 @@ class ShardedOutput:
         self._earlier = earlier
         self._retry_failed = retry_failed
         self._made_directory = made_directory
+        self._row_format = row_format
         self._run_facts = facts_json({})
         self._fingerprint: Fingerprint | None = None
         self._disk_access = threading.Lock()
@@ -210,7 +217,7 @@ class ShardedOutput:
         """Counts over the rows on disk, those of earlier sessions included."""
         return self._earlier.summary.merged(self._added)
 
-    def add(self, nodes: Sequence[SequenceNode]) -> None:
+    def add(self, nodes: Sequence[Storable]) -> None:
         """Buffer all rows of one finished sample; they will stand next to each other in one shard.
 
         Raises:
@@ -218,7 +225,7 @@ class ShardedOutput:
         """
         if not nodes:
             return
-        batch = storable_batch(nodes)
+        batch = storable_batch(nodes, self._row_format)
         self._batches.append(batch)
         self._pending_rows += batch.num_rows
 
@@ -269,7 +276,7 @@ class ShardedOutput:
                 self._failures.compact()
                 if self._place.single_file:
                     sessions = [*self._earlier.sessions, self._session(self._added)]
-                    put_final_file(self._place, self._footer(self.summary, sessions))
+                    put_final_file(self._place, self._footer(self.summary, sessions), self._row_format)
         self._lock.release(remove=True)
         if self._place.single_file:
             standing.remove_if_empty(self._place.growing)
@@ -322,7 +329,7 @@ class ShardedOutput:
         self._refuse_other_places_and_runs()
         summary = pending.summary()
         temp = self._place.growing / layout.shard_temp_name(self._next_shard)
-        write_parquet(temp, pending.batches, self._footer(summary, [self._session(summary)]))
+        write_parquet(temp, pending.batches, self._footer(summary, [self._session(summary)]), self._row_format)
         try:
             self._begin()
             temp.rename(self._place.growing / layout.shard_name(self._next_shard))

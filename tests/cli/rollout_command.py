@@ -30,7 +30,11 @@ EARLIER_RUNS = {"NO_COLOR", "FORCE_COLOR", "COLUMNS", "TERM", "HF_TOKEN"}
 
 def environment(**changes: str) -> dict[str, str]:
     """This process's environment, without the network: a tokenizer is never looked for outside."""
-    kept = {name: value for name, value in os.environ.items() if name not in EARLIER_RUNS}
+    kept = {
+        name: value
+        for name, value in os.environ.items()
+        if name not in EARLIER_RUNS and not name.startswith("MANAGED_CLI_")
+    }
     return {**kept, "HF_HUB_OFFLINE": "1", "PYTHONPATH": str(REPOSITORY), **changes}
 
 

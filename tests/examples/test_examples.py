@@ -92,3 +92,55 @@ def test_the_dummy_marks_its_rows() -> None:
         shown = output_of("api_dummy.py", server.url, "fake-model", ATROPOS_ALLOW_DUMMY_MANAGED_SERVER="1")
     assert shown.startswith("user:Say hello.\n\nassistant:")
     assert "dummy_tokens=True" in shown
+
+
+def run_script(name: str, *arguments: object, cwd: Path, **variables: str) -> subprocess.CompletedProcess[str]:
+    """A shell example, with this interpreter's `managed-cli` first on the path."""
+    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+    return subprocess.run(
+        ["bash", str(EXAMPLES / name), *map(str, arguments)],
+        capture_output=True,
+        text=True,
+        timeout=RUN_SECONDS,
+        cwd=cwd,
+        env={**os.environ, "PATH": path, "PYTHONPATH": str(EXAMPLES.parent), **variables},
+        check=False,
+    )
+
+
+def test_the_tasks_of_an_array_cover_the_input_once_and_are_merged(tmp_path: Path) -> None:
+    with running_server("llamacpp") as server:
+        where = {
+            "MANAGED_CLI_SERVER_TYPE": "llamacpp",
+            "MANAGED_CLI_BASE_URL": server.url,
+            "MANAGED_CLI_MAX_TOKENS": "3",
+        }
+        for task in (1, 2):
+            slurm = {"SLURM_ARRAY_TASK_ID": str(task), "SLURM_ARRAY_TASK_COUNT": "2"}
+            done = run_script("array_job.sh", EXAMPLES / "prompts.jsonl", "parts", cwd=tmp_path, **where, **slurm)
+            assert done.returncode == 0, done.stderr
+    merged = subprocess.run(
+        [sys.executable, "-m", "managed_cli", "merge", "parts/part-1.parquet", "parts/part-2.parquet", "--out", "all/"],
+        capture_output=True,
+        text=True,
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(EXAMPLES.parent)},
+        check=False,
+    )
+    assert merged.returncode == 0, merged.stderr
+    prompts = len((EXAMPLES / "prompts.jsonl").read_text("utf-8").splitlines())
+    assert f"of {prompts} samples" in merged.stderr
+
+
+def test_the_loop_goes_on_after_a_server_that_was_not_there(tmp_path: Path) -> None:
+    with running_server("llamacpp", "--refuse-seconds", 6) as server:
+        options = ("--server-type", "llamacpp", "--base-url", server.url, "--max-tokens", 3, "--seed", 1)
+        done = run_script("until_done.sh", EXAMPLES / "prompts.jsonl", *options, cwd=tmp_path, PAUSE_SECONDS="1")
+    assert done.returncode == 0, done.stderr
+    assert "until_done: the server is not to be had" in done.stderr
+    assert (tmp_path / "out.parquet").is_file()
+
+
+def test_the_loop_ends_with_what_only_a_person_can_mend(tmp_path: Path) -> None:
+    done = run_script("until_done.sh", tmp_path / "missing.jsonl", cwd=tmp_path)
+    assert done.returncode == 5, done.stderr
