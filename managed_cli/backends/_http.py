@@ -13,7 +13,6 @@ import contextvars
 import dataclasses
 import ipaddress
 import random
-import socket
 import urllib.parse
 import urllib.request
 from collections.abc import Awaitable, Callable, Iterator, Mapping
@@ -24,6 +23,7 @@ import httpx
 import httpx_aiohttp
 import msgspec
 
+from managed_cli.backends._connections import Connections, kept_alive_socket
 from managed_cli.backends.secrecy import WHERE_KEYS_COME_FROM, refuse_credentials, without_key
 from managed_cli.errors import ConfigError, RequestTimedOut, ServerContractError, ServerRefused, ServerUnreachable
 
@@ -47,11 +47,8 @@ QUESTION_TIMEOUT_SECONDS = 10.0
 TOKENIZE_TIMEOUT_SECONDS = 60.0
 """Tokenising and rendering need no generation either, but may wait behind one on a busy server."""
 
-KEEPALIVE_IDLE_SECONDS = 60
-KEEPALIVE_INTERVAL_SECONDS = 20
-KEEPALIVE_PROBES = 6
-"""A connection that is silent for a minute is probed: routers forget silent ones, and a host that has lost its power
-says nothing. After two more minutes without an answer it counts as lost."""
+LARGEST_REPLY_BYTES = 2**30
+"""A reply does not end beyond it: 64 choices of 128,000 tokens take half of it."""
 
 SHOWN_BODY_CHARACTERS = 300
 """How much of a strange reply an error message quotes."""
@@ -136,7 +133,7 @@ class HttpClient:
                 verify=tls,
                 proxy=None if proxy is None else httpx.Proxy(proxy),
                 client=lambda: aiohttp.ClientSession(
-                    connector=aiohttp.TCPConnector(limit=connections, ssl=tls, socket_factory=_kept_alive_socket)
+                    connector=Connections(limit=connections, ssl=tls, socket_factory=kept_alive_socket)
                 ),
             )
             self._client = httpx.AsyncClient(
@@ -171,8 +168,8 @@ class HttpClient:
             if (sends := _counted_sends.get()) is not None:
                 sends.count += 1
             try:
-                async with asyncio.timeout(seconds) as limit:
-                    response = await client.request(method, path, content=content)
+                async with asyncio.timeout(seconds) as limit, client.stream(method, path, content=content) as response:
+                    body = await self._whole_body(response, path)
             except (httpx.TransportError, OSError) as error:  # a TimeoutError is an OSError
                 if limit.expired() and not is_question:
                     raise self._timed_out(path) from error
@@ -187,14 +184,14 @@ class HttpClient:
             except aiohttp.ClientResponseError as error:  # the transport leaves it as it is: a reply that is no HTTP
                 raise ServerContractError(
                     f"{self.label} does not speak HTTP",
-                    details=[f"{path}: {' '.join(error.message.split())}"],
+                    details=[f"{path}: {' '.join(error.message.split())[:SHOWN_BODY_CHARACTERS]}"],
                     hint="is this the address of an inference server?",
                 ) from error
             else:
                 if response.is_success:
-                    return Reply(response.content, attempt)
+                    return Reply(body, attempt)
                 if response.status_code not in RETRIED_STATUSES or attempt == last_attempt:
-                    raise self._refusal(response, path)
+                    raise self._refusal(response, body, path)
                 wait = _retry_after(response.headers)
             await asyncio.sleep(wait if wait is not None else _backoff(attempt))
         raise AssertionError("unreachable: the last attempt returns or raises")
@@ -210,23 +207,45 @@ class HttpClient:
         )
 
     def _unreachable(self, error: Exception, path: str) -> ServerUnreachable:
-        reason = (str(error) or type(error).__name__).replace(" ssl:default", "")  # aiohttp says it of plain HTTP too
-        if isinstance(error, (httpx.TimeoutException, TimeoutError)):
+        reason, cause = str(error) or type(error).__name__, error.__cause__
+        for noise in (" ssl:default", " ssl:True"):  # aiohttp says it of plain HTTP too
+            reason = reason.replace(noise, "")
+        if isinstance(error, TimeoutError) or isinstance(cause, TimeoutError):  # httpx-aiohttp calls all a timeout
             reason = f"no answer in time ({reason})"
+        if isinstance(cause, aiohttp.ClientSSLError):
+            hint = "is it http:// or https://? SSL_CERT_FILE names the certificates that are trusted"
+        else:
+            hint = "start it, or name another with --base-url; --wait-for-server SECONDS waits for one that is loading"
         return ServerUnreachable(
             f"{self.label} cannot be reached",
             details=[f"{path}: {reason}"],
-            hint="start it, or name another with --base-url; --wait-for-server SECONDS waits for one that is loading",
+            hint=hint,
         )
 
-    def _refusal(self, response: httpx.Response, path: str) -> ServerRefused:
-        hint = None
-        if response.status_code in (401, 403):
+    async def _whole_body(self, response: httpx.Response, path: str) -> bytes:
+        parts, size = [], 0
+        async for part in response.aiter_bytes():
+            parts.append(part)
+            size += len(part)
+            if size > LARGEST_REPLY_BYTES:
+                raise ServerContractError(
+                    f"{self.label} sent a reply of more than {LARGEST_REPLY_BYTES:,} bytes",
+                    details=[f"{path}: nothing of it was kept"],
+                )
+        return b"".join(parts)
+
+    def _refusal(self, response: httpx.Response, body: bytes, path: str) -> ServerRefused:
+        status, hint = response.status_code, None
+        if status in (401, 403):
             hint = WHERE_KEYS_COME_FROM
+        elif response.has_redirect_location:
+            location = response.headers["location"].partition("?")[0]  # what a query holds may be secret
+            elsewhere = shown_body(self._without_key(location.encode()))
+            hint = f"it points to {elsewhere}, and is not followed there; --base-url names the server itself"
         return ServerRefused(
-            f"{self.label} answered {path} with HTTP {response.status_code}",
-            status=response.status_code,
-            details=[error_message_in(self._without_key(response.content))],
+            f"{self.label} answered {path} with HTTP {status}",
+            status=status,
+            details=[error_message_in(self._without_key(body))],
             hint=hint,
         )
 
@@ -325,21 +344,6 @@ def proxy_for(base_url: str) -> str | None:
     return proxies.get(parts.scheme) or proxies.get("all")
 
 
-def _kept_alive_socket(address: tuple[Any, ...]) -> socket.socket:  # Any: as `getaddrinfo` gives it
-    """A socket for one connection, with TCP keepalive on."""
-    family, kind, protocol, *_ = address
-    made = socket.socket(family, kind, protocol)
-    made.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-    for name, value in (
-        ("TCP_KEEPIDLE", KEEPALIVE_IDLE_SECONDS),
-        ("TCP_KEEPINTVL", KEEPALIVE_INTERVAL_SECONDS),
-        ("TCP_KEEPCNT", KEEPALIVE_PROBES),
-    ):
-        if hasattr(socket, name):  # not every system has all of them
-            made.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
-    return made
-
-
 def is_loopback(base_url: str) -> bool:
     """Whether the URL's host is this machine."""
     host = urllib.parse.urlsplit(base_url).hostname or ""
@@ -378,4 +382,4 @@ def _backoff(attempt: int) -> float:
 def _retry_after(headers: Mapping[str, str]) -> float | None:
     """Seconds the server asks to wait, capped; None when it does not say in seconds."""
     value = headers.get("retry-after", "")
-    return min(float(value), LONGEST_RETRY_AFTER_SECONDS) if value.isdigit() else None
+    return min(float(value), LONGEST_RETRY_AFTER_SECONDS) if value.isascii() and value.isdigit() else None

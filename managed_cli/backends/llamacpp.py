@@ -54,6 +54,9 @@ ALTERNATIVES_ASKED = (256, 4096)
 FORCING_BIAS = 1e6
 """Logit bias that makes a token certain; logprobs are taken before it."""
 
+SEED_NOT_GIVEN = 2**32 - 1
+"""How llama.cpp names the seed of a request without one."""
+
 HARMLESS_TEXT = "a"
 """A complete character, forced so that the reply has an entry whose alternatives can be read."""
 
@@ -69,6 +72,10 @@ class _Probability(msgspec.Struct):
     top_logprobs: list[_Alternative] = []
 
 
+class _Sampling(msgspec.Struct):
+    seed: int | None = None
+
+
 class _Completion(msgspec.Struct):
     content: str
     tokens: list[int]
@@ -78,6 +85,7 @@ class _Completion(msgspec.Struct):
     stopping_word: str = ""
     truncated: bool = False
     completion_probabilities: list[_Probability] = []
+    generation_settings: _Sampling = msgspec.field(default_factory=_Sampling)
 
 
 class _Meta(msgspec.Struct):
@@ -214,6 +222,11 @@ class LlamaCppBackend(HttpBackend):
         completions.sort(key=lambda completion: completion.index)
         if len(completions) != sampling.n:
             raise ServerContractError(f"{self.label} sent {len(completions)} choices for n={sampling.n}")
+        if sorted(completion.index for completion in completions) != list(range(sampling.n)):
+            raise ServerContractError(f"{self.label} numbered its choices {[c.index for c in completions]}")
+        seed = completions[0].generation_settings.seed
+        if sampling.seed is not None and seed not in (payload["seed"], SEED_NOT_GIVEN, None):
+            raise ServerContractError(f"{self.label} answered with the seed {seed}, not with {payload['seed']} as sent")
         for completion in completions:
             if completion.tokens_evaluated != len(prompt_ids):
                 raise ServerContractError(

@@ -59,6 +59,7 @@ class _SampledChoice(msgspec.Struct):
 
 class _Sampled(msgspec.Struct):
     choices: list[_SampledChoice]
+    model: str | None = None
 
 
 class _Logprobs(msgspec.Struct):
@@ -110,6 +111,7 @@ class VLLMBackend(HttpBackend):
 
     server_type: ClassVar[str] = "vllm"
     _step_budget: StepBudget | None = None
+    _served: frozenset[str] = frozenset()
 
     async def probe(self) -> ServerInfo:
         """What the server says of itself, its logprobs mode found by two one-token requests.
@@ -120,6 +122,7 @@ class VLLMBackend(HttpBackend):
         """
         models = self.http.decode((await self.http.get("/v1/models")).body, _Models, what="a model list").data
         model = self._chosen_model(models)
+        self._served = frozenset(listed.id for listed in models)
         base = next((m for m in models if m.id == model.parent), model)
         info = ServerInfo(
             server_type=self.server_type,
@@ -229,7 +232,10 @@ class VLLMBackend(HttpBackend):
 
     async def _generate(self, prompt_ids: Sequence[int], sampling: SamplingParams) -> GenerationReply:
         reply = await self.http.post("/v1/completions", self._payload(prompt_ids, sampling))
-        choices = self.http.decode(reply.body, _Sampled, what="a completion").choices
+        sampled = self.http.decode(reply.body, _Sampled, what="a completion")
+        if sampled.model is not None and sampled.model not in self._served:
+            raise ServerContractError(f"{self.label} answered with the model {sampled.model!r}, which it does not list")
+        choices = sampled.choices
         if len(choices) == sampling.n and sorted(c.index for c in choices) != list(range(sampling.n)):
             raise ServerContractError(f"{self.label} numbered its choices {[c.index for c in choices]}")
         choices.sort(key=lambda choice: choice.index)

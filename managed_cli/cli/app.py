@@ -20,7 +20,12 @@ COMMANDS = {
     ),
     "inputs": ("managed_cli.cli.inputs", "inputs_command", "Show how prompts are understood, and how long they are."),
     "inspect": ("managed_cli.cli.inspect", "inspect_command", "Show and check what was recorded."),
+    "verify": ("managed_cli.cli.verify", "verify_command", "Score recorded rows again and compare."),
+    "logprobs": ("managed_cli.cli.logprobs", "logprobs_command", "Record top-k logprobs of prompts, for distillation."),
     "merge": ("managed_cli.cli.merge", "merge_command", "Join the parts of a run."),
+    "export": ("managed_cli.cli.export", "export_command", "Write what was recorded in a trainer's format."),
+    "schema": ("managed_cli.cli.schema", "schema_command", "Describe the columns of a recording."),
+    "doctor": ("managed_cli.cli.doctor", "doctor_command", "Probe a server and a tokenizer before a run."),
 }
 """Name → (module, attribute, one line for `--help`). The module is imported only when its command runs."""
 
@@ -79,6 +84,7 @@ def run(arguments: list[str]) -> int:
         error.show()
         return error.exit_code
     except click.exceptions.Abort:
+        click.echo("interrupted before anything was begun", err=True)
         return int(ExitCode.SIGINT)
     except ManagedCliError as error:
         click.echo(error.report(), err=True)

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import codecs
 import dataclasses
+import functools
 import importlib.util
 import mmap
 import struct
@@ -139,6 +140,7 @@ def find_gguf_texts(path: Path, tokens: Sequence[int]) -> list[str] | None:
     return [decoder.decode(piece, final=position == len(pieces)) for position, piece in enumerate(pieces, start=1)]
 
 
+@functools.lru_cache(maxsize=2)  # a report asks for the tokens of every row
 def read_vocabulary(path: Path) -> Vocabulary:
     """The vocabulary of a GGUF file.
 

@@ -6,12 +6,18 @@ as long as they are, so that `grep` finds them.
 
 from __future__ import annotations
 
+import contextlib
 import io
 import os
+import re
+import shlex
+import shutil
+import signal
+import subprocess
 import sys
 import textwrap
 import unicodedata
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from rich.cells import cell_len, chop_cells
 from rich.console import Console
@@ -107,6 +113,42 @@ class Page:
         """Cells that a one-line excerpt may take."""
         return self.width or PIPED_EXCERPT_WIDTH
 
+    @contextlib.contextmanager
+    def paged(self, *, wanted: bool = True) -> Iterator[None]:
+        """What is written inside goes through `$PAGER`, or `less`, where a person sits at the terminal.
+
+        A pager shows what fits on the screen at once; `PAGER=cat` means none.
+        """
+        command = shlex.split(os.environ.get("PAGER") or "less")
+        is_interactive = self.width is not None and sys.stdin.isatty() and os.environ.get("TERM") != "dumb"
+        if not (wanted and is_interactive and command) or command[0] == "cat" or not shutil.which(command[0]):
+            yield
+            return
+        # F: end at once where all fits; R: colours, and no other escape; X: leave what was read on the screen.
+        variables = {**os.environ, "LESS": os.environ.get("LESS") or "FRX"}
+        with subprocess.Popen(command, stdin=subprocess.PIPE, text=True, env=variables) as pager:
+            assert pager.stdin is not None
+            before = signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the pager
+            self._console.file = pager.stdin
+            try:
+                yield
+            except BrokenPipeError:  # the reader has seen enough
+                pass
+            finally:
+                with contextlib.suppress(BrokenPipeError):
+                    pager.stdin.close()
+                pager.wait()
+                self._console.file = sys.stdout
+                signal.signal(signal.SIGINT, before)
+
+    def can_show(self, characters: str) -> bool:
+        """Whether stdout's encoding has them."""
+        try:
+            characters.encode(sys.stdout.encoding or "ascii")
+        except UnicodeEncodeError:
+            return False
+        return True
+
     def line(self, text: str | Text = "", *, style: str = "") -> None:
         """One line, or a block of them; `text` is not interpreted."""
         self._console.print(Text(text, style=style) if isinstance(text, str) else text, soft_wrap=True)
@@ -128,6 +170,31 @@ class Page:
             for line in lines[1:]:
                 text.append("\n" + " " * first_column + line, style="not dim")
             self.line(text)
+
+
+def fitted(text: str, width: int) -> str:
+    """`text`, harmless already, in exactly `width` cells: cut at its end, or filled up with blanks."""
+    if cell_len(text) > width:
+        text = (chop_cells(text, max(1, width - 1)) or [""])[0] + "…"
+    return text + " " * (width - cell_len(text))
+
+
+def wrapped(text: str, width: int) -> list[str]:
+    """`text` as lines of at most `width` cells, broken at blanks where that is possible; harmless."""
+    lines: list[str] = []
+    for line in visible(text, keep_newlines=True).split("\n"):
+        current = ""
+        for word in re.findall(r"\s*\S+|\s+$", line):
+            if cell_len(current + word) <= width:
+                current += word
+                continue
+            if current:
+                lines.append(current)
+                word = word.lstrip()
+            *full, current = chop_cells(word, width) or [""]
+            lines += full
+        lines.append(current)
+    return lines
 
 
 def counted(count: int, noun: str) -> str:

@@ -7,11 +7,12 @@ from typing import TYPE_CHECKING, Any
 
 from rich.text import Text
 
+from managed_cli.cli.figures import Figures
+from managed_cli.cli.figures_view import repeats_in_words, show_figures, spread_in_words, truncation_in_words
 from managed_cli.cli.page import LABEL_WIDTH, Page, counted, excerpt, visible
 from managed_cli.cli.tokens_view import in_words, metadata_of
 from managed_cli.storage.footer import Session
 from managed_cli.storage.reader import Recording, RecordingState
-from managed_cli.storage.summary import Summary
 
 if TYPE_CHECKING:  # numpy, which only `--check` needs
     from managed_cli.storage.check import Breach, CheckReport, Place
@@ -29,13 +30,14 @@ def show_title(page: Page, recording: Recording, *, row: int | None = None) -> N
     size = f"{counted(recording.rows, 'row')} in {files}, {size_in_words(recording.bytes_on_disk)}"
     subject = visible(str(recording.path))
     page.line(f"{subject}: {size}" if row is None else f"{subject}: row {row:,} of {size}", style="bold")
-    state = _state_in_words(recording)
+    state = state_in_words(recording)
     for sentence in (state, recording.note):
         if sentence:
             page.line(visible(sentence), style="yellow")
 
 
-def _state_in_words(recording: Recording) -> str | None:
+def state_in_words(recording: Recording) -> str | None:
+    """What a person should know of an output that is not finished; None of one that is."""
     if recording.state is RecordingState.GROWING:
         return f"still growing: {recording.writer} writes it"
     if recording.state is RecordingState.UNFINISHED:
@@ -43,17 +45,23 @@ def _state_in_words(recording: Recording) -> str | None:
     return None
 
 
-def show_summary(page: Page, recording: Recording) -> None:
-    """The counts of the rows and the facts of the run."""
+def show_summary(page: Page, recording: Recording, figures: Figures, *, filters: Sequence[str] = ()) -> None:
+    """The counts of the rows, how they are spread, and the facts of the run."""
     show_title(page, recording)
+    if figures.selected:
+        share = f"{figures.rows:,} of {counted(recording.rows, 'row')} ({figures.rows / max(1, recording.rows):.1%})"
+        page.line(visible(f"{share} where {' and '.join(filters)}; list them with `--head 20`"), style="yellow")
     page.line()
-    page.facts(_counts(recording, recording.summary()))
-    if recording.run_facts:
+    page.facts(counts_in_words(recording, figures))
+    show_figures(page, figures)
+    if recording.run_facts and not figures.selected:
         page.heading("run")
         page.facts([(key.replace("_", " "), in_words(value)) for key, value in recording.run_facts.items()])
 
 
-def _counts(recording: Recording, summary: Summary) -> list[tuple[str, str]]:
+def counts_in_words(recording: Recording, figures: Figures) -> list[tuple[str, str]]:
+    """Label and value of all that is counted."""
+    summary = figures.summary
     rows = max(1, summary.rows)
     mean = summary.mean_logprob()
     facts = [
@@ -61,10 +69,14 @@ def _counts(recording: Recording, summary: Summary) -> list[tuple[str, str]]:
         ("prompt", f"{summary.prompt_tokens:,} tokens, {summary.prompt_tokens / rows:,.1f} a row"),
         ("sampled", f"{summary.completion_tokens:,} tokens, {summary.completion_tokens / rows:,.1f} a row"),
         ("finish reasons", _shares(summary.finish_reasons, summary.rows) or "none"),
+        ("truncated", truncation_in_words(summary.finish_reasons, summary.rows)),
         ("mean logprob", "none: nothing was sampled" if mean is None else f"{mean:.4f} per sampled token"),
+        ("repeats", repeats_in_words(figures)),
     ]
+    if (spread := spread_in_words(figures)) is not None:
+        facts.append(("sampled figures", spread))
     sessions = recording.sessions()
-    if len(sessions) > 1:
+    if len(sessions) > 1 and not figures.selected:
         facts.append(("sessions", f"{len(sessions):,}: {_rows_of(sessions)}"))
     if summary.fork_reasons:
         facts.append(("new nodes", _shares(summary.fork_reasons, summary.rows)))
@@ -72,7 +84,7 @@ def _counts(recording: Recording, summary: Summary) -> list[tuple[str, str]]:
         facts.append(("not finite", f"{counted(summary.nonfinite_rows, 'row')} with a -inf logprob, not in the mean"))
     if summary.dummy_rows:
         facts.append(("dummy tokens", f"{counted(summary.dummy_rows, 'row')} of placeholders, not tokens of a model"))
-    if recording.failures_path is not None:
+    if recording.failures_path is not None and not figures.selected:
         facts.append(
             ("failed", f"{counted(recording.failed_samples(), 'sample')}, listed in {recording.failures_path}")
         )
@@ -101,13 +113,24 @@ def size_in_words(size: int) -> str:
     return f"{value:.0f} {unit}" if unit == "B" else f"{value:.1f} {unit}"
 
 
-def show_head(page: Page, recording: Recording, rows: Sequence[Mapping[str, Any]]) -> None:  # Any: columns' values
-    """Two lines a row: its numbers, and how its text ends."""
+def show_rows(
+    page: Page,
+    recording: Recording,
+    rows: Mapping[int, Mapping[str, Any]],  # Any: columns' values
+    *,
+    matching: int,
+) -> None:
+    """Two lines a row: its numbers, and how its text ends.
+
+    Args:
+        rows: number → row, in the order to show them.
+        matching: how many rows there are of the kind, those shown included.
+    """
     show_title(page, recording)
     page.line()
-    number_width = len(str(max(0, len(rows) - 1)))
-    sample_width = min(40, max((len(visible(str(row["sample_id"]))) for row in rows), default=0))
-    for number, row in enumerate(rows):
+    number_width = len(str(max(rows, default=0)))
+    sample_width = min(40, max((len(visible(str(row["sample_id"]))) for row in rows.values()), default=0))
+    for number, row in rows.items():
         mean = f"{row['mean_logprob']:.3f}" if row["mean_logprob"] is not None else "none"
         line = Text(f"{number:>{number_width}}  ").append(
             f"{visible(str(row['sample_id'])):<{sample_width}}", style="bold"
@@ -116,12 +139,14 @@ def show_head(page: Page, recording: Recording, rows: Sequence[Mapping[str, Any]
         line.append(f"  {visible(str(row['finish_reason']))}  mean logprob {mean}")
         page.line(line)
         indent = " " * (number_width + 2)
-        page.line(Text(indent + excerpt(_last_text(row), page.excerpt_width - len(indent)), style="dim"))
-    if len(rows) < recording.rows:
-        page.line("\n" + counted(recording.rows - len(rows), "more row"), style="dim")
+        page.line(Text(indent + excerpt(last_text(row), page.excerpt_width - len(indent)), style="dim"))
+    if not matching:
+        page.line("no row passes the filter", style="dim")
+    if len(rows) < matching:
+        page.line("\n" + counted(matching - len(rows), "more row"), style="dim")
 
 
-def _last_text(row: Mapping[str, Any]) -> str:  # Any: columns' values
+def last_text(row: Mapping[str, Any]) -> str:  # Any: columns' values
     """What was sampled last as a person reads it; else the end of the whole text."""
     turns = metadata_of(row).get("turns")
     if isinstance(turns, list) and turns and isinstance(turns[-1], dict) and isinstance(turns[-1].get("text"), str):

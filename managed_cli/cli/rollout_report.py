@@ -56,14 +56,7 @@ def start_lines(
 
 def last_lines(outcome: Outcome, progress: Progress) -> str:
     """How it went, what failed, and at the end what is on disk and how to go on."""
-    lines = []
-    if progress.failed:
-        classes = f" ({_counts(progress.failure_classes)})" if progress.failure_classes else ""
-        lines.append(
-            f"{progress.failed:,} of {counted(progress.total, 'sample')} failed{classes}; see {outcome.failures}"
-        )
-        if progress.first_failure is not None:
-            lines.append(f"  the first: {progress.first_failure}")
+    lines = failed_lines(outcome, progress)
     if progress.fork_reasons:
         lines.append(f"conversations that could not be kept in one row: {_counts(progress.fork_reasons)}")
     if progress.rows:
@@ -73,8 +66,19 @@ def last_lines(outcome: Outcome, progress: Progress) -> str:
         )
     if len(progress.servers) > 1 or any(counts.outages for counts in progress.servers.values()):
         lines += [_of_server(name, counts) for name, counts in sorted(progress.servers.items())]
-    lines.append(_last_line(outcome, progress))
+    lines.append(last_line(outcome, progress))
     return "\n".join(lines)
+
+
+def failed_lines(outcome: Outcome, progress: Progress) -> list[str]:
+    """How many samples failed, of which kinds, where they are listed, and why the first one did; empty without any."""
+    if not progress.failed:
+        return []
+    classes = f" ({_counts(progress.failure_classes)})" if progress.failure_classes else ""
+    lines = [f"{progress.failed:,} of {counted(progress.total, 'sample')} failed{classes}; see {outcome.failures}"]
+    if progress.first_failure is not None:
+        lines.append(f"  the first: {progress.first_failure}")
+    return lines
 
 
 def _of_server(name: str, counts: ServerCounts) -> str:
@@ -82,11 +86,12 @@ def _of_server(name: str, counts: ServerCounts) -> str:
     return f"  {name}: {counted(counts.samples, 'sample')}, {counted(counts.completion_tokens, 'token')}{out}"
 
 
-def _last_line(outcome: Outcome, progress: Progress) -> str:
+def last_line(outcome: Outcome, progress: Progress, *, inspectable: bool = True) -> str:
+    """What is on disk, and how to look at it (where `inspect` can) or to go on."""
     rows = f"{counted(outcome.rows_on_disk, 'row')} of {counted(outcome.samples_on_disk, 'sample')}"
-    look = f"look at them with: managed-cli inspect {outcome.where}"
+    look = f"; look at them with: managed-cli inspect {outcome.where}" if inspectable else ""
     if outcome.state == "finished":
-        return f"recorded {rows} in {outcome.where}; {look}"
+        return f"recorded {rows} in {outcome.where}{look}"
     settled = f"{outcome.state} after {progress.done:,} of {counted(progress.total, 'sample')}"
     if not outcome.rows_on_disk:
         return f"{settled}; no row was recorded"

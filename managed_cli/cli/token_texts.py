@@ -6,6 +6,7 @@ No `transformers` here: `tokenizer.json` is read by `tokenizers` alone, and the 
 
 from __future__ import annotations
 
+import functools
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -92,15 +93,21 @@ def _places_of(name: str) -> Iterator[Path]:
     yield cached / "snapshots" / revision / "tokenizer.json"
 
 
+@functools.lru_cache(maxsize=2)  # a report asks for the tokens of every row
+def _tokenizer(path: Path) -> Any:  # Any: tokenizers publishes no types
+    from tokenizers import Tokenizer
+
+    return Tokenizer.from_file(str(path))
+
+
 def _decoded_one_by_one(path: Path, tokens: Sequence[int]) -> list[str] | None:
     """The text that each token adds to those before it; None where the file cannot be used."""
     try:
-        from tokenizers import Tokenizer
         from tokenizers.decoders import DecodeStream
     except ImportError:
         return None
     try:
-        tokenizer = Tokenizer.from_file(str(path))
+        tokenizer = _tokenizer(path)
         stream = DecodeStream(skip_special_tokens=False)
         return [stream.step(tokenizer, token) or "" for token in tokens]
     except Exception as error:  # tokenizers raises nothing narrower for a file or an id it cannot use

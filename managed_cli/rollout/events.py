@@ -5,10 +5,20 @@ from __future__ import annotations
 import dataclasses
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, Protocol
 
 from managed_cli.errors import ManagedCliError
-from managed_cli.node import SequenceNode
+
+
+class CountedRow(Protocol):
+    """What is counted of a row: T tokens, of which some were sampled."""
+
+    @property
+    def tokens(self) -> Sequence[int]: ...
+    @property
+    def sampled_length(self) -> int: ...
+    @property
+    def metadata(self) -> Mapping[str, Any]: ...  # Any: JSON values
 
 
 @dataclasses.dataclass(slots=True)
@@ -89,7 +99,7 @@ class Progress:
         else:
             self.failed += 1
 
-    def count_rows(self, rows: Sequence[SequenceNode]) -> None:
+    def count_rows(self, rows: Sequence[CountedRow]) -> None:
         """One more sample that is recorded, and all its rows."""
         sampled = sum(row.sampled_length for row in rows)
         self.recorded += 1
@@ -102,8 +112,9 @@ class Progress:
             server.rows += len(rows)
             server.completion_tokens += sampled
         for row in rows:
-            reason = row.metadata["finish_reason"]
-            self.finish_reasons[reason] = self.finish_reasons.get(reason, 0) + 1
+            if row.sampled_length or "finish_reason" in row.metadata:
+                reason = row.metadata["finish_reason"]
+                self.finish_reasons[reason] = self.finish_reasons.get(reason, 0) + 1
             fork = row.metadata.get("fork_reason")
             if fork:
                 self.fork_reasons[fork] = self.fork_reasons.get(fork, 0) + 1

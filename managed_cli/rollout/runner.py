@@ -9,15 +9,16 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from typing import Any, Protocol, TypeVar
 
 from managed_cli.backends._http import counted_sends
 from managed_cli.errors import ManagedCliError, TooManyFailures
+from managed_cli.managed.servers import Server
 from managed_cli.rollout.config import RolloutConfig
-from managed_cli.rollout.events import Progress
+from managed_cli.rollout.events import CountedRow, Progress
 from managed_cli.rollout.pool import ServerPool, StoppedWaiting
-from managed_cli.rollout.sample_run import roll_out
-from managed_cli.rollout.samples import BadLine, Task
+from managed_cli.rollout.samples import BadLine
 from managed_cli.rollout.stop import Stop
 from managed_cli.storage.shards import ShardedOutput
 from managed_cli.storage.standing import SampleStanding
@@ -32,11 +33,26 @@ FLUSH_SECONDS = 15.0
 """Rows do not wait longer than this for their shard to fill."""
 
 
+class Sample(Protocol):
+    """What a run knows of a task: whose rows these are, and where it stands in the input."""
+
+    @property
+    def sample_id(self) -> str: ...
+    @property
+    def source(self) -> str: ...
+    @property
+    def line(self) -> int: ...
+
+
+AnySample = TypeVar("AnySample", bound=Sample)
+
+
 class Runner:
-    """Samples every task once and hands its rows to the output.
+    """Does every task once and hands its rows to the output.
 
     Args:
         tasks: read as they are needed.
+        do: the rows of one task, from a server; what is not a `ManagedCliError` is a bug.
         pool: prepared; this class does not close it.
         output: open; this class neither finishes nor closes it.
     """
@@ -44,15 +60,18 @@ class Runner:
     def __init__(
         self,
         config: RolloutConfig,
-        tasks: Iterator[Task | BadLine],
+        tasks: Iterator[AnySample | BadLine],
         pool: ServerPool,
         output: ShardedOutput,
         progress: Progress,
         stop: Stop,
+        *,
+        do: Callable[[AnySample, Server, RolloutConfig], Awaitable[Sequence[CountedRow]]],
     ) -> None:
         self.config = config
         self.progress = progress
-        self._tasks = tasks
+        self._tasks: Iterator[Sample | BadLine] = tasks
+        self._do: Callable[[Any, Server, RolloutConfig], Awaitable[Sequence[CountedRow]]] = do  # Any: one of `tasks`
         self._pool = pool
         self._output = output
         self._stop = stop
@@ -121,7 +140,7 @@ class Runner:
         if self.progress.earlier % SETTLED_PER_BREATH == 0:
             await asyncio.sleep(0)
 
-    async def _settle(self, task: Task) -> None:
+    async def _settle(self, task: Sample) -> None:
         """The rows of `task` are buffered, or it stands among the failures."""
         with counted_sends() as sends:
             for servers_lost in range(1, MOST_SERVERS_LOST + 1):
@@ -129,7 +148,7 @@ class Runner:
                 outages = member.outages
                 try:
                     with member.working():
-                        rows = await roll_out(task, member.server, self.config)
+                        rows = await self._do(task, member.server, self.config)
                     self._output.add(rows)
                 except ManagedCliError as error:
                     is_lost = await self._pool.is_to_blame(member, error, outages)
@@ -163,7 +182,7 @@ class Runner:
                 )
                 self._stop.wind_down()
 
-    async def _record_failure(self, task: Task | BadLine, error: ManagedCliError, *, attempts: int) -> None:
+    async def _record_failure(self, task: Sample, error: ManagedCliError, *, attempts: int) -> None:
         failure = {
             "sample_id": task.sample_id,
             "source": task.source,

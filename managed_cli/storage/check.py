@@ -125,7 +125,7 @@ def _check_file(file: RecordedFile, report: CheckReport, key_hashes: array.array
     counted, first_row = Summary(), 0
     try:
         for batch in file.iter_batches():
-            for kind, flags in _row_flags(batch):
+            for kind, flags in row_flags(batch):
                 if flags.any():
                     places = [_place(file, first_row + int(row)) for row in np.flatnonzero(flags)[:PLACES_KEPT]]
                     report.found(kind, places, count=int(flags.sum()))
@@ -167,7 +167,7 @@ def _duplicates(recording: Recording, key_hashes: array.array[int]) -> Iterator[
             continue
 
 
-def _row_flags(batch: pa.RecordBatch) -> Iterator[tuple[str, Flags]]:
+def row_flags(batch: pa.RecordBatch) -> Iterator[tuple[str, Flags]]:
     """Per kind, which rows of `batch` breach it: [rows]."""
     nulls = _rows_with_nulls(batch)
     yield "null", nulls

@@ -9,20 +9,21 @@ from managed_cli.storage import layout
 from managed_cli.storage.footer import Footer
 from managed_cli.storage.parquet import fsync_directory, write_parquet
 from managed_cli.storage.reader import described_files
+from managed_cli.storage.schema import RowFormat
 
 
-def put_final_file(place: layout.OutputPlace, footer: Footer) -> None:
+def put_final_file(place: layout.OutputPlace, footer: Footer, row_format: RowFormat) -> None:
     """`place.final` is complete, then the shards go. A single one that says the same of the run is the file already.
 
     Raises:
         OSError, OutputError: it cannot be written; the shards are whole, and `place.final` is what it was.
     """
-    shards = described_files(layout.shards_in(place.growing))
+    shards = described_files(layout.shards_in(place.growing), row_format)
     if len(shards) == 1 and shards[0].run_facts == json.loads(footer.run_facts):
         shards[0].path.rename(place.final)  # does nothing where `final` is another name of the same file
     else:
         temp = place.growing / layout.MERGED_TEMP_NAME
-        write_parquet(temp, (batch for shard in shards for batch in shard.iter_batches()), footer)
+        write_parquet(temp, (batch for shard in shards for batch in shard.iter_batches()), footer, row_format)
         temp.rename(place.final)
     fsync_directory(place.final.parent)
     # The file is complete: a shard that cannot be removed now is clutter, which the mark tells from rows.

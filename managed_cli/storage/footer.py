@@ -13,6 +13,7 @@ from managed_cli.storage.schema import (
     RUN_METADATA_KEY,
     SCHEMA_VERSION,
     SESSIONS_METADATA_KEY,
+    STATISTICS_METADATA_KEY,
     SUMMARY_METADATA_KEY,
     json_text,
 )
@@ -65,7 +66,9 @@ class Footer:
 
     def key_values(self) -> dict[bytes, str]:
         """As Parquet takes them."""
+        statistics = self.summary.statistics
         return {
+            **({STATISTICS_METADATA_KEY: statistics.to_json()} if statistics is not None else {}),
             RUN_METADATA_KEY: self.run_facts,
             FINGERPRINT_METADATA_KEY: self.fingerprint,
             SESSIONS_METADATA_KEY: json_text([dataclasses.asdict(session) for session in self.sessions]),

@@ -12,7 +12,7 @@ import pyarrow.parquet as pq
 
 from managed_cli.errors import OutputError
 from managed_cli.storage.footer import Footer
-from managed_cli.storage.schema import COLUMNS, SCHEMA, Column
+from managed_cli.storage.schema import ROLLOUTS, Column, RowFormat
 
 ROW_GROUP_ROWS = 2048
 """Most rows per row group, so that one row is found without decoding many others."""
@@ -33,10 +33,13 @@ STATISTICS_COLUMNS = (
 
 def leaf_path(column: Column) -> str:
     """The column's path inside Parquet, where a list's values are a leaf of their own."""
-    return f"{column.name}.list.element" if pa.types.is_list(column.type) else column.name
+    path, type = column.name, column.type
+    while pa.types.is_list(type):
+        path, type = f"{path}.list.element", type.value_type
+    return path
 
 
-def row_groups(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.Table]:
+def row_groups(batches: Iterable[pa.RecordBatch], schema: pa.Schema) -> Iterator[pa.Table]:
     """The same rows in the same order, in tables within `ROW_GROUP_ROWS` and `ROW_GROUP_BYTES`.
 
     A single row larger than that is a table of its own. Holds one table's rows at a time.
@@ -45,13 +48,13 @@ def row_groups(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.Table]:
     rows = size = 0
     for part in (part for batch in batches for part in _halved_to_fit(batch)):
         if held and (rows + part.num_rows > ROW_GROUP_ROWS or size + part.nbytes > ROW_GROUP_BYTES):
-            yield pa.Table.from_batches(held, schema=SCHEMA)
+            yield pa.Table.from_batches(held, schema=schema)
             held, rows, size = [], 0, 0
         held.append(part)
         rows += part.num_rows
         size += part.nbytes
     if held:
-        yield pa.Table.from_batches(held, schema=SCHEMA)
+        yield pa.Table.from_batches(held, schema=schema)
 
 
 def _halved_to_fit(batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
@@ -63,7 +66,9 @@ def _halved_to_fit(batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
     yield from _halved_to_fit(batch.slice(half))
 
 
-def write_parquet(path: Path, batches: Iterable[pa.RecordBatch], footer: Footer) -> None:
+def write_parquet(
+    path: Path, batches: Iterable[pa.RecordBatch], footer: Footer, row_format: RowFormat = ROLLOUTS
+) -> None:
     """`path` is a complete Parquet file of `batches`, flushed to the disk itself.
 
     Raises:
@@ -75,14 +80,14 @@ def write_parquet(path: Path, batches: Iterable[pa.RecordBatch], footer: Footer)
         with path.open("wb") as file:
             with pq.ParquetWriter(
                 file,
-                SCHEMA,
+                row_format.schema,
                 compression="zstd",
-                use_dictionary=[leaf_path(column) for column in COLUMNS if column.dictionary],
-                use_byte_stream_split=[leaf_path(column) for column in COLUMNS if column.byte_stream_split],
-                write_statistics=list(STATISTICS_COLUMNS),
+                use_dictionary=[leaf_path(column) for column in row_format.columns if column.dictionary],
+                use_byte_stream_split=[leaf_path(column) for column in row_format.columns if column.byte_stream_split],
+                write_statistics=[name for name in STATISTICS_COLUMNS if name in row_format.schema.names],
                 write_page_checksum=True,
             ) as writer:
-                for table in row_groups(batches):
+                for table in row_groups(batches, row_format.schema):
                     writer.write_table(table, row_group_size=table.num_rows)
                     rows += table.num_rows
                 if rows != footer.summary.rows:

@@ -4,16 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
 from managed_cli.errors import OutputError
-from managed_cli.storage.schema import SCHEMA, record_batch
+from managed_cli.storage.schema import ROLLOUTS, RowFormat, Storable
+from managed_cli.storage.statistics import STATISTICS_COLUMNS
 from managed_cli.storage.summary import SUMMARY_COLUMNS, Summary
-
-if TYPE_CHECKING:
-    from managed_cli.node import SequenceNode
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -42,22 +39,25 @@ class PendingRows:
 
     def summary(self) -> Summary:
         """Counts over these rows."""
-        table = pa.Table.from_batches(self.batches, schema=SCHEMA).select(list(SUMMARY_COLUMNS))
         summary = Summary()
+        if not self.batches:
+            return summary
+        table = pa.Table.from_batches(self.batches)
+        table = table.select([name for name in table.column_names if name in {*SUMMARY_COLUMNS, *STATISTICS_COLUMNS}])
         for batch in table.combine_chunks().to_batches():
             summary.add_batch(batch)
         return summary
 
 
-def storable_batch(nodes: Sequence[SequenceNode]) -> pa.RecordBatch:
-    """`nodes` as a batch of the schema, nulls only where it allows them.
+def storable_batch(nodes: Sequence[Storable], row_format: RowFormat = ROLLOUTS) -> pa.RecordBatch:
+    """`nodes` as a batch of the format's schema, nulls only where it allows them.
 
     Raises:
         OutputError: a value does not fit its column; the row's sample is named.
     """
     sample = nodes[0].metadata.get("sample_id")
     try:
-        batch = record_batch(nodes)
+        batch = row_format.record_batch(nodes)
     except (ValueError, TypeError, OverflowError) as error:
         raise OutputError(f"a row of sample {sample} cannot be stored: {error}") from error
     for field in batch.schema:

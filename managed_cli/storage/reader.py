@@ -21,18 +21,18 @@ from managed_cli.storage.lock import find_writer
 from managed_cli.storage.parquet import ROW_GROUP_ROWS
 from managed_cli.storage.schema import (
     FINGERPRINT_METADATA_KEY,
+    ROLLOUTS,
     RUN_METADATA_KEY,
-    SCHEMA,
     SESSIONS_METADATA_KEY,
+    STATISTICS_METADATA_KEY,
     SUMMARY_METADATA_KEY,
+    RowFormat,
 )
+from managed_cli.storage.statistics import Statistics
 from managed_cli.storage.summary import SUMMARY_COLUMNS, Summary
 
 PARQUET_MAGIC = b"PAR1"
 """First and last four bytes of every Parquet file."""
-
-_READ_TYPES = pa.schema([field.with_nullable(True) for field in SCHEMA])
-"""What batches are cast to, where another program wrote the file; nulls are for `check_recording` to find."""
 
 
 class RecordingState(enum.StrEnum):
@@ -66,6 +66,7 @@ class RecordedFile:
     fingerprint: dict[str, Any] | None  # Any: as above
     sessions: tuple[Session, ...]
     summary: Summary | None
+    row_format: RowFormat = ROLLOUTS
 
     def iter_batches(self, columns: Sequence[str] | None = None, *, row_group: int | None = None) -> Iterator[Any]:
         """Batches (`pyarrow.RecordBatch`) of at most 2048 rows, in order, one in memory at a time.
@@ -77,9 +78,9 @@ class RecordedFile:
         Raises:
             OutputError: the file is damaged or has gone.
         """
-        names = list(columns) if columns is not None else SCHEMA.names
+        names = list(columns) if columns is not None else self.row_format.schema.names
         groups = range(self.row_groups) if row_group is None else [row_group]
-        target = pa.schema([_READ_TYPES.field(name) for name in names])
+        target = pa.schema([self.row_format.read_schema.field(name) for name in names])
         with _read_faults_told(self.path), pq.ParquetFile(self.path, page_checksum_verification=True) as parquet:
             # One row group per call: asked for all of them at once, pyarrow holds memory that grows with the file.
             for group in groups:
@@ -193,7 +194,7 @@ def open_recording(path: str | Path) -> Recording:
 def counted_summary(file: RecordedFile) -> Summary:
     """Counts over the rows of `file`, by reading its narrow columns."""
     summary = Summary()
-    for batch in file.iter_batches(SUMMARY_COLUMNS):
+    for batch in file.iter_batches([name for name in SUMMARY_COLUMNS if name in file.row_format.schema.names]):
         summary.add_batch(batch)
     return summary
 
@@ -233,7 +234,7 @@ def _opened_directory(directory: Path, note: str | None) -> Recording:
     return Recording(path=directory, files=described_files(files), state=state, note=note, writer=words)
 
 
-def described_files(paths: Sequence[Path]) -> tuple[RecordedFile, ...]:
+def described_files(paths: Sequence[Path], row_format: RowFormat = ROLLOUTS) -> tuple[RecordedFile, ...]:
     """The files of one recording, in this order, by their footers.
 
     Raises:
@@ -244,7 +245,7 @@ def described_files(paths: Sequence[Path]) -> tuple[RecordedFile, ...]:
     for path in paths:
         footer = _footer(path)
         found = footer.schema.to_arrow_schema()
-        _refuse_other_columns(path, found)
+        _refuse_other_columns(path, found, row_format)
         keys = footer.metadata or {}
         files.append(
             RecordedFile(
@@ -253,11 +254,12 @@ def described_files(paths: Sequence[Path]) -> tuple[RecordedFile, ...]:
                 first_row=files[-1].first_row + files[-1].rows if files else 0,
                 row_groups=footer.num_row_groups,
                 bytes_on_disk=path.stat().st_size,
-                has_our_schema=found.equals(SCHEMA),
+                has_our_schema=found.equals(row_format.schema),
                 run_facts=find_json_object(keys.get(RUN_METADATA_KEY)),
                 fingerprint=find_json_object(keys.get(FINGERPRINT_METADATA_KEY)),
                 sessions=parsed_sessions(keys.get(SESSIONS_METADATA_KEY)),
-                summary=_find_summary(keys.get(SUMMARY_METADATA_KEY)),
+                summary=_find_summary(keys.get(SUMMARY_METADATA_KEY), keys.get(STATISTICS_METADATA_KEY)),
+                row_format=row_format,
             )
         )
     return tuple(files)
@@ -291,20 +293,22 @@ def _why_not_parquet(path: Path) -> str:
     return "is damaged: its Parquet footer cannot be read"
 
 
-def _refuse_other_columns(path: Path, found: pa.Schema) -> None:
-    missing = [name for name in SCHEMA.names if name not in found.names]
+def _refuse_other_columns(path: Path, found: pa.Schema, row_format: RowFormat) -> None:
+    missing = [name for name in row_format.schema.names if name not in found.names]
     if missing:
         raise OutputError(
-            f"`{path}` is Parquet, but not a recording: it has no column {', '.join(missing)}",
+            f"`{path}` is Parquet, but not {row_format.name}: it has no column {', '.join(missing)}",
             details=(f"its columns: {', '.join(found.names[:20])}",),
         )
 
 
-def _find_summary(text: bytes | None) -> Summary | None:
+def _find_summary(text: bytes | None, statistics: bytes | None) -> Summary | None:
     if text is None:
         return None
     with contextlib.suppress(OutputError):
-        return Summary.from_json(text)
+        summary = Summary.from_json(text)
+        summary.statistics = Statistics.find(statistics)
+        return summary
     return None
 
 

@@ -6,10 +6,11 @@ Adding a column is one entry in `COLUMNS`.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import json
 import math
-from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Protocol
 
 import pyarrow as pa
 
@@ -27,11 +28,34 @@ RUN_METADATA_KEY = b"managed_cli.run"
 SUMMARY_METADATA_KEY = b"managed_cli.summary"
 """Key-value metadata: JSON object of counts over this file's rows (`storage.summary.Summary`)."""
 
+STATISTICS_METADATA_KEY = b"managed_cli.statistics"
+"""Key-value metadata: JSON object of histograms over this file's rows (`storage.statistics.Statistics`)."""
+
 FINGERPRINT_METADATA_KEY = b"managed_cli.fingerprint"
 """Key-value metadata: flat JSON object of the settings that must not change while a run is resumed."""
 
 SESSIONS_METADATA_KEY = b"managed_cli.sessions"
 """Key-value metadata: JSON array of which session wrote how many of this file's rows (`storage.footer.Session`)."""
+
+FILE_METADATA = {
+    RUN_METADATA_KEY: "facts of the run: settings, server, model, tokenizer; never a secret",
+    SUMMARY_METADATA_KEY: "counts over this file's rows",
+    STATISTICS_METADATA_KEY: "histograms of lengths, logprobs, turns and servers over this file's rows",
+    FINGERPRINT_METADATA_KEY: "the settings that must not change while a run is resumed",
+    SESSIONS_METADATA_KEY: "which start of the run wrote how many of the rows",
+}
+"""Key-value metadata of a file → what its JSON says."""
+
+
+NEVER_NULL = "never"
+"""The null rule of a column in which no null can stand."""
+
+
+class Storable(Protocol):
+    """What a row is made of; the columns of its format say what they read off it."""
+
+    @property
+    def metadata(self) -> Mapping[str, Any]: ...  # Any: JSON values, `sample_id` among them
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -39,19 +63,35 @@ class Column:
     """One column: its Arrow type, its meaning, and how it is read off a node.
 
     Attributes:
-        unit: unit or shape, for people.
-        nullable: whether a null can stand there, and then `meaning` says when.
+        unit: unit or shape, for people; T positions of a row.
+        null_rule: when a null stands there; "never" where none can.
         byte_stream_split: Parquet encoding for floats; dictionary encoding otherwise where `dictionary`.
     """
 
     name: str
     type: pa.DataType
     meaning: str
-    value: Callable[[SequenceNode], Any]  # Any: whatever `type` holds
-    unit: str = ""
-    nullable: bool = False
+    value: Callable[[Any], Any]  # Any: a node, or what else a format has rows of; and whatever `type` holds
+    unit: str
+    null_rule: str = NEVER_NULL
     dictionary: bool = False
     byte_stream_split: bool = False
+
+    @property
+    def nullable(self) -> bool:
+        """Whether a null can stand there."""
+        return self.null_rule != NEVER_NULL
+
+    @property
+    def type_name(self) -> str:
+        """The Arrow type in words: `string`, `int32`, `list<float32>`."""
+        return _type_name(self.type)
+
+
+def _type_name(type: pa.DataType) -> str:
+    if pa.types.is_list(type):
+        return f"list<{_type_name(type.value_type)}>"
+    return "float32" if pa.types.is_float32(type) else str(type)  # Arrow itself says `float`
 
 
 def _metadata(key: str) -> Callable[[SequenceNode], Any]:  # Any: as above
@@ -66,13 +106,22 @@ def _mean_logprob(node: SequenceNode) -> float | None:
 
 
 COLUMNS: tuple[Column, ...] = (
-    Column("sample_id", pa.string(), "identity of the input sample", _metadata("sample_id"), dictionary=True),
-    Column("choice_index", pa.int32(), "which of the sample's choices", _metadata("choice_index"), unit="0 … n-1"),
-    Column("node_id", pa.string(), "identity of this row within its sample", _metadata("node_id")),
     Column(
-        "parent_id", pa.string(), "the node this one extends; null for a root", _metadata("parent_id"), nullable=True
+        "sample_id", pa.string(), "identity of the input sample", _metadata("sample_id"), unit="id", dictionary=True
     ),
-    Column("full_text", pa.string(), "decode(tokens), special tokens kept", lambda node: node.full_text),
+    Column("choice_index", pa.int32(), "which of the sample's choices", _metadata("choice_index"), unit="0 … n-1"),
+    Column("node_id", pa.string(), "identity of this row within its sample", _metadata("node_id"), unit="id"),
+    Column(
+        "parent_id",
+        pa.string(),
+        "the node that this one extends",
+        _metadata("parent_id"),
+        unit="id",
+        null_rule="for a root",
+    ),
+    Column(
+        "full_text", pa.string(), "decode(tokens), special tokens kept", lambda node: node.full_text, unit="characters"
+    ),
     Column(
         "tokens",
         pa.list_(pa.int32()),
@@ -100,36 +149,70 @@ COLUMNS: tuple[Column, ...] = (
     Column(
         "prompt_length",
         pa.int32(),
-        "masked positions",
+        "masked positions, those between sampled turns included",
         lambda node: node.masked_tokens.count(IGNORED_TOKEN_ID),
         unit="tokens",
     ),
     Column(
         "completion_length",
         pa.int32(),
-        "sampled positions",
+        "sampled positions, of all turns",
         lambda node: len(node.tokens) - node.masked_tokens.count(IGNORED_TOKEN_ID),
         unit="tokens",
     ),
     Column(
         "mean_logprob",
         pa.float32(),
-        "mean over sampled positions; null without any",
+        "mean over sampled positions",
         _mean_logprob,
         unit="nats",
-        nullable=True,
+        null_rule="without sampled positions",
     ),
-    Column("finish_reason", pa.string(), "why the last completion ended", _metadata("finish_reason"), dictionary=True),
+    Column(
+        "finish_reason",
+        pa.string(),
+        "why the last completion ended: `stop`, `length`, …",
+        _metadata("finish_reason"),
+        unit="word",
+        dictionary=True,
+    ),
     Column(
         "metadata",
         pa.string(),
-        "JSON object: sampling sent, spans of sampled turns, server, input fields, …",
+        "what was sent (`sampling`), sampled spans (`turns`), server, model, logprobs mode, input `fields`, …",
         lambda node: json_text(node.metadata),
-        unit="JSON",
+        unit="JSON object",
     ),
 )
 
-SCHEMA = pa.schema([pa.field(column.name, column.type, nullable=column.nullable) for column in COLUMNS])
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class RowFormat:
+    """A kind of rows that outputs hold: what messages call it, and its columns, `sample_id` among them."""
+
+    name: str
+    columns: tuple[Column, ...]
+
+    @functools.cached_property
+    def schema(self) -> pa.Schema:
+        """The columns as Arrow has them."""
+        return pa.schema([pa.field(column.name, column.type, nullable=column.nullable) for column in self.columns])
+
+    @functools.cached_property
+    def read_schema(self) -> pa.Schema:
+        """What batches are cast to, where another program wrote the file; nulls are for `check_recording` to find."""
+        return pa.schema([field.with_nullable(True) for field in self.schema])
+
+    def record_batch(self, rows: Sequence[Storable]) -> pa.RecordBatch:
+        """`rows` as one Arrow batch of `schema`."""
+        arrays = [pa.array([column.value(row) for row in rows], type=column.type) for column in self.columns]
+        return pa.RecordBatch.from_arrays(arrays, schema=self.schema)
+
+
+ROLLOUTS = RowFormat("a recording", COLUMNS)
+"""Rows of `SequenceNode`s."""
+
+SCHEMA = ROLLOUTS.schema
 
 
 def json_text(value: object) -> str:
@@ -143,5 +226,4 @@ def json_text(value: object) -> str:
 
 def record_batch(nodes: Sequence[SequenceNode]) -> pa.RecordBatch:
     """`nodes` as one Arrow batch of `SCHEMA`."""
-    arrays = [pa.array([column.value(node) for node in nodes], type=column.type) for column in COLUMNS]
-    return pa.RecordBatch.from_arrays(arrays, schema=SCHEMA)
+    return ROLLOUTS.record_batch(nodes)

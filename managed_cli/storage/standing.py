@@ -18,7 +18,7 @@ from managed_cli.storage.lock import WriterLock
 from managed_cli.storage.parquet import fsync_directory
 from managed_cli.storage.reader import RecordedFile, counted_summary, described_files
 from managed_cli.storage.recorded_ids import RecordedIds, sample_ids_of
-from managed_cli.storage.schema import json_text
+from managed_cli.storage.schema import RowFormat, json_text
 from managed_cli.storage.summary import Summary
 
 NOTHING_CHANGED = "nothing on disk was changed"
@@ -162,7 +162,7 @@ def shards_in_words(count: int) -> str:
     return f"{count} shard" if count == 1 else f"{count} shards"
 
 
-def find_earlier(place: layout.OutputPlace) -> Earlier:
+def find_earlier(place: layout.OutputPlace, row_format: RowFormat) -> Earlier:
     """What is recorded at `place`, to be gone on from; what a merge left behind is taken away first.
 
     Raises:
@@ -171,7 +171,7 @@ def find_earlier(place: layout.OutputPlace) -> Earlier:
     _clear_merged(place)
     shards = layout.shards_in(place.growing)
     is_finished_file = place.single_file and not shards and place.final.exists()
-    files = described_files([place.final] if is_finished_file else shards)
+    files = described_files([place.final] if is_finished_file else shards, row_format)
     if not files:
         _refuse_other_place(place)
         return Earlier()

@@ -14,6 +14,7 @@ import pyarrow.compute as pc
 
 from managed_cli.errors import OutputError
 from managed_cli.storage.schema import record_batch
+from managed_cli.storage.statistics import STATISTICS_COLUMNS, Statistics
 
 if TYPE_CHECKING:  # pydantic, which readers of files do without
     from managed_cli.node import SequenceNode
@@ -46,6 +47,8 @@ class Summary:
         nonfinite_rows: rows whose mean is not finite, because a -inf was kept.
         fork_reasons: why a new node was begun → rows; from the metadata key `fork_reason`.
         dummy_rows: rows with placeholder tokens; from the metadata key `dummy_tokens`.
+        statistics: how all that is spread; None where not every row was counted with `STATISTICS_COLUMNS`. Kept under
+            a footer key of its own.
     """
 
     rows: int = 0
@@ -58,6 +61,7 @@ class Summary:
     nonfinite_rows: int = 0
     fork_reasons: dict[str, int] = dataclasses.field(default_factory=dict)
     dummy_rows: int = 0
+    statistics: Statistics | None = dataclasses.field(default_factory=Statistics, repr=False, compare=False)
     _last_sample_id: str | None = dataclasses.field(default=None, repr=False, compare=False)
 
     def mean_logprob(self) -> float | None:
@@ -70,12 +74,21 @@ class Summary:
             self.add_batch(record_batch(nodes))
 
     def add_batch(self, batch: pa.RecordBatch) -> None:
-        """Count a batch that holds at least `SUMMARY_COLUMNS` and follows the rows counted so far."""
+        """Count a batch that follows the rows counted so far and holds those of `SUMMARY_COLUMNS` that its format has.
+
+        What is not sampled has no completion: such a format counts samples and prompt tokens.
+        """
         if batch.num_rows == 0:
             return
         self.rows += batch.num_rows
         self._count_samples(batch.column("sample_id"))
         self.prompt_tokens += pc.sum(batch.column("prompt_length")).as_py() or 0
+        if self.statistics is not None and set(STATISTICS_COLUMNS) <= set(batch.schema.names):
+            self.statistics.add_batch(batch)
+        else:
+            self.statistics = None
+        if "completion_length" not in batch.schema.names:
+            return
         self.completion_tokens += pc.sum(batch.column("completion_length")).as_py() or 0
         self._count_logprobs(batch.column("mean_logprob"), batch.column("completion_length"))
         for entry in pc.value_counts(batch.column("finish_reason")).to_pylist():
@@ -122,10 +135,16 @@ class Summary:
                 setattr(total, name, dict(collections.Counter(mine) + collections.Counter(theirs)))
             else:
                 setattr(total, name, mine + theirs)
+        total.statistics = None
+        if self.statistics is not None and other.statistics is not None:
+            total.statistics = self.statistics.merged(other.statistics)
         return total
 
     def agrees_with(self, other: Summary) -> bool:
         """Whether both are counts of the same rows; sums of logprobs may differ by rounding."""
+        mine, theirs = self.statistics, other.statistics
+        if mine is not None and theirs is not None and not mine.agrees_with(theirs):
+            return False
         return dataclasses.replace(self, logprob_sum=0.0) == dataclasses.replace(other, logprob_sum=0.0) and (
             math.isclose(self.logprob_sum, other.logprob_sum, rel_tol=LOGPROB_SUM_RELATIVE_TOLERANCE, abs_tol=1e-9)
         )
@@ -159,4 +178,6 @@ class Summary:
         return cls(**{name: facts[name] for name in _COUNTS})
 
 
-_COUNTS = tuple(field.name for field in dataclasses.fields(Summary) if not field.name.startswith("_"))
+_COUNTS = tuple(
+    field.name for field in dataclasses.fields(Summary) if not field.name.startswith("_") and field.name != "statistics"
+)

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from managed_cli.backends import _http
+from managed_cli.backends._connections import KEEPALIVE_IDLE_SECONDS
 from managed_cli.backends._http import HttpClient, counted_sends, error_message_in, normalised_base_url, shown_body
 from managed_cli.backends.base import Backend, BackendConfig, refusal_is_final
 from managed_cli.backends.llamacpp import LlamaCppBackend
@@ -234,14 +235,14 @@ def test_connections_are_kept_alive_while_a_server_thinks() -> None:
 
     async def look(client: HttpClient) -> None:
         made: list[socket.socket] = []
-        keep = _http._kept_alive_socket
+        keep = _http.kept_alive_socket
 
         def noted(address: Any) -> socket.socket:  # Any: as `getaddrinfo` gives it
             made.append(keep(address))
             return made[-1]
 
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(_http, "_kept_alive_socket", noted)
+            patch.setattr(_http, "kept_alive_socket", noted)
             await client.get("/x")
         (connection,) = made
         options["on"] = connection.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE)
@@ -249,7 +250,7 @@ def test_connections_are_kept_alive_while_a_server_thinks() -> None:
 
     with replaying({"GET /x": as_json({})}) as server:
         on_client(server.base_url, look)
-    assert options == {"on": 1, "idle": _http.KEEPALIVE_IDLE_SECONDS}
+    assert options == {"on": 1, "idle": KEEPALIVE_IDLE_SECONDS}
 
 
 def test_a_reply_that_cannot_be_decompressed_is_a_broken_contract() -> None:

@@ -94,6 +94,19 @@ def test_more_choices_than_slots_go_in_several_requests_with_other_seeds() -> No
     assert len(reply.choices) == 3
 
 
+def test_a_reply_to_another_request_is_known_by_its_seed() -> None:
+    recording = recorded("llamacpp", "completion_seed")
+    sent = recording.response["generation_settings"]["seed"]
+    answer = as_json(with_logprobs(recording.response))
+    with replaying(llamacpp(answer)) as server:
+        ask(LlamaCppBackend, server, lambda b: b.generate(PROMPT, SamplingParams(max_tokens=12, seed=sent)))
+    with (
+        replaying(llamacpp(answer)) as server,
+        pytest.raises(ServerContractError, match=f"answered with the seed {sent}, not with {sent + 1} as sent"),
+    ):
+        ask(LlamaCppBackend, server, lambda b: b.generate(PROMPT, SamplingParams(max_tokens=12, seed=sent + 1)))
+
+
 def test_a_logprob_that_the_stop_word_swallowed_is_asked_for_again_and_marked() -> None:
     recording = recorded("llamacpp", "completion_stop")
     ids = recording.response["tokens"]

@@ -28,6 +28,11 @@ def vllm(*completions: Answer, probes: tuple[Answer, ...] = RAW) -> dict[str, li
     }
 
 
+def as_of_the_listed_model(recording: Recording) -> Answer:
+    """The recorded reply under the name that `vllm` lists; the recordings are of several servers."""
+    return as_json({**recording.response, "model": recorded("vllm", "models").response["data"][0]["id"]})
+
+
 def sampling_of(recording: Recording) -> SamplingParams:
     body = recording.body
     return SamplingParams(n=body.get("n", 1), max_tokens=int(body.get("max_tokens") or 16))
@@ -56,7 +61,7 @@ def test_there_are_recordings_to_replay() -> None:
 
 @pytest.mark.parametrize("recording", WHOLE, ids=lambda r: r.name)
 def test_every_recorded_reply_becomes_its_choices(recording: Recording) -> None:
-    with replaying(vllm(recording.answer)) as server:
+    with replaying(vllm(as_of_the_listed_model(recording))) as server:
         reply = ask(VLLMBackend, server, lambda b: b.generate(recording.body["prompt"], sampling_of(recording)))
     choices = recording.response["choices"]
     assert [list(g.token_ids) for g in reply.choices] == [c["token_ids"] for c in choices]
@@ -71,7 +76,8 @@ def test_every_recorded_reply_becomes_its_choices(recording: Recording) -> None:
 def test_a_recorded_reply_that_lacks_something_is_refused(recording: Recording) -> None:
     prompt = recording.body["prompt"]
     ids = prompt if isinstance(prompt, list) and isinstance(prompt[0], int) else PROMPT
-    with replaying(vllm(recording.answer)) as server, pytest.raises(ServerContractError, match="vllm at http"):
+    answer = as_of_the_listed_model(recording)
+    with replaying(vllm(answer)) as server, pytest.raises(ServerContractError, match="vllm at http"):
         ask(VLLMBackend, server, lambda b: b.generate(ids, sampling_of(recording)))
 
 

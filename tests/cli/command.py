@@ -16,7 +16,8 @@ ESCAPE = "\x1b"
 
 def environment(**changes: str) -> dict[str, str]:
     ours = {"NO_COLOR", "FORCE_COLOR", "COLUMNS", "TERM"}
-    return {**{key: value for key, value in os.environ.items() if key not in ours}, "TERM": "xterm-256color", **changes}
+    kept = {key: value for key, value in os.environ.items() if key not in ours}
+    return {**kept, "TERM": "xterm-256color", "PAGER": "cat", **changes}
 
 
 def inspect(*arguments: object, **changes: str) -> subprocess.CompletedProcess[str]:

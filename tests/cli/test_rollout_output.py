@@ -32,7 +32,7 @@ HELP_TRIES = 7
 """The best of several says what the program costs; the others what else the machine was doing."""
 
 HEAVY = ("transformers", "torch", "pyarrow", "pydantic", "httpx", "aiohttp", "rich")
-HELPS = [["--help"], ["rollout", "--help"], ["inspect", "--help"]]
+HELPS = [["--help"], ["rollout", "--help"], ["inspect", "--help"], ["verify", "--help"], ["logprobs", "--help"]]
 
 
 def loaded_modules(*arguments: object) -> set[str]:

@@ -265,6 +265,12 @@ def _same_logprobs(sent: Sequence[float | None], recorded: Sequence[float]) -> b
     return array.array("f", [value for value, _ in known]) == array.array("f", [row for _, row in known])
 
 
+def with_torch(environment: Path) -> dict[str, str]:
+    """Variables under which the recorder of the tests finds the PyTorch of the servers' environment."""
+    (packages,) = environment.glob("lib/python3.*/site-packages")
+    return {"PYTHONPATH": f"{ROOT}{os.pathsep}{packages}", "HF_HUB_OFFLINE": "1"}
+
+
 # --- the rows and the truth ---------------------------------------------------------------------------------------
 
 

@@ -281,6 +281,18 @@ def test_prompt_logprobs_are_those_of_a_forward_pass_or_are_refused(
         assert min(logprobs) >= kth - target.kind.most, "the ids are the top k, up to ties"
 
 
+def test_the_doctor_finds_the_server_safe(target: Target) -> None:
+    told = checks.managed_cli("doctor", *target.arguments(target.base_url), "--json")
+    document = json.loads(told.stdout)
+    assert document["safe"], document["findings"]
+    level = {finding["check"]: finding["level"] for finding in document["findings"]}
+    for check in ("reachable", "prompt ids", "choices", "distinct choices", "end token", "stop strings", "BOS"):
+        assert level[check] == "ok", document["findings"]
+    scores_prompts = target.kind.server_type not in ("llamacpp", "local")
+    assert level["alignment"] == ("ok" if scores_prompts else "unknown"), document["findings"]
+    assert level["prompt logprobs"] == ("ok" if scores_prompts else "note"), document["findings"]
+
+
 async def prompt_logprobs(target: Target) -> dict[str, list[Any]] | None:
     """`get_logprobs` of the text; None where the server type refuses."""
     from managed_cli import APIServerConfig, ServerManager

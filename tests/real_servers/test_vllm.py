@@ -10,6 +10,8 @@ import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from . import checks, servers
@@ -118,6 +120,55 @@ def test_no_sampling_parameter_is_left_to_the_server(recorded, name):
 @every_dataset
 def test_inspect_finds_no_fault(recorded, name):
     checks.managed_cli("inspect", recorded(name).path, "--check")
+
+
+@every_dataset
+def test_the_server_that_sampled_them_verifies_the_rows(recorded, vllm, name):
+    path = recorded(name).path
+    where = ("--server-type", "vllm", "--base-url", vllm.base_url)
+    report = json.loads(checks.managed_cli("verify", path, *where, "--sample", 40, "--json").stdout)
+    assert_verified(report, rows=min(40, len(recorded(name).rows)))
+
+
+@every_dataset
+def test_a_forward_pass_in_process_verifies_the_rows(recorded, environment, name):
+    weights = ("--server-type", "transformers", "--model", environment / "models" / "smollm2-135m")
+    arguments = (recorded(name).path, *weights, "--sample", 40, "--json")
+    report = json.loads(checks.managed_cli("verify", *arguments, variables=checks.with_torch(environment)).stdout)
+    assert_verified(report, rows=min(40, len(recorded(name).rows)))
+
+
+def assert_verified(report, *, rows):
+    """Every chosen row was compared, and no logprob differs by more than an honest one does."""
+    print(f"{report['compared_positions']} positions: at most {report['max_difference']:.2e} nats, {report['scorer']}")
+    assert report["ok"]
+    assert report["compared_rows"] == report["verified_rows"] == rows
+    assert report["max_difference"] <= MOST_NATS
+    assert report["mean_difference"] <= MEAN_NATS
+    assert report["token_ratios"]["effective_sample_size"] > 0.999
+
+
+def test_temperature_that_is_not_recorded_is_found_by_a_forward_pass(vllm, environment, tmp_path):
+    out, false = tmp_path / "cold.parquet", tmp_path / "false.parquet"
+    sampling = ("-n", 2, "--temperature", 0.5, "--max-tokens", 32, "--limit", 4)
+    where = ("--server-type", "vllm", "--base-url", vllm.base_url, "--out", out)
+    checks.managed_cli("rollout", checks.EXAMPLES / "prompts.jsonl", *sampling, *where)
+    table = pq.read_table(out)
+    claims = [
+        text.replace('"logprobs_mode":"raw"', '"logprobs_mode":"temperature"') for text in table["metadata"].to_pylist()
+    ]
+    column = pa.chunked_array([claims], type=pa.string())
+    pq.write_table(
+        table.set_column(table.schema.get_field_index("metadata"), table.schema.field("metadata"), column), false
+    )
+    weights = ("--server-type", "transformers", "--model", environment / "models" / "smollm2-135m", "--json")
+    variables = checks.with_torch(environment)
+    assert json.loads(checks.managed_cli("verify", out, *weights, variables=variables).stdout)["ok"]
+    report = json.loads(checks.managed_cli("verify", false, *weights, variables=variables, exit_code=6).stdout)
+    (diagnosis,) = report["diagnoses"]
+    assert diagnosis["kind"] == "no_temperature"
+    assert diagnosis["rows"] + report["undiagnosed_rows"] == report["beyond_tolerance"]["rows"] == table.num_rows
+    assert diagnosis["rows"] >= 6  # a short row whose tokens are all but certain hardly depends on the temperature
 
 
 def test_choices_of_a_prompt_differ(recorded):

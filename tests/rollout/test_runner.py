@@ -20,6 +20,7 @@ from managed_cli.rollout.config import RolloutConfig
 from managed_cli.rollout.events import Progress
 from managed_cli.rollout.pool import ServerPool
 from managed_cli.rollout.runner import Runner, _to_the_end
+from managed_cli.rollout.sample_run import roll_out
 from managed_cli.rollout.samples import InputOptions, Task
 from managed_cli.rollout.stop import Stop, listening_to_signals
 from managed_cli.storage.shards import ShardedOutput, open_output
@@ -65,7 +66,7 @@ def run(server: RunningServer, output: ShardedOutput, tasks: list[Task], *, n: i
         pool = ServerPool(config.servers)
         try:
             await pool.prepare()
-            await Runner(config, iter(tasks), pool, output, progress, Stop()).run()
+            await Runner(config, iter(tasks), pool, output, progress, Stop(), do=roll_out).run()
         finally:
             await pool.aclose()
 

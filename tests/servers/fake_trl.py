@@ -217,7 +217,10 @@ class FakeTrl(FakeServer):
         return positions
 
     def sequence_logprobs(self, body: dict[str, Any]) -> Reply:
-        """Raw logprobs of given completions: the best `top_logprobs` per position, as JSON or as packed arrays."""
+        """Raw logprobs of given completions: the best `top_logprobs` per position, as JSON or as packed arrays.
+
+        In JSON, the completion's own token stands behind them where it is not one of them.
+        """
         count = body.get("top_logprobs", 100)
         tops, actual = [], []
         for sequence, length in zip(body["sequences"], body["prompt_lengths"], strict=True):
@@ -229,8 +232,12 @@ class FakeTrl(FakeServer):
         names = "logprobs logprob_token_ids logprobs_b64 token_ids_b64 actual_logprobs_b64 actual_token_ids_b64"
         reply: dict[str, Any] = dict.fromkeys([*names.split(), "shape", "completion_lengths"])
         if body.get("response_format") != "binary":
-            reply["logprobs"] = [[[lp for _, lp in at] for at in one] for one in tops]
-            reply["logprob_token_ids"] = [[[t for t, _ in at] for at in one] for one in tops]
+            ranked = [
+                [list(dict([*at, own]).items()) for at, own in zip(one, zip(*scored, strict=True), strict=True)]
+                for one, scored in zip(tops, actual, strict=True)
+            ]
+            reply["logprobs"] = [[[lp for _, lp in at] for at in one] for one in ranked]
+            reply["logprob_token_ids"] = [[[t for t, _ in at] for at in one] for one in ranked]
             return Reply(reply)
         lengths = [len(one) for one in tops]
         longest = max(lengths, default=0)

@@ -21,6 +21,7 @@ CANDIDATES = 32  # tokens with a logprob of their own in each context; all other
 POOLS = 1024  # different contexts
 SHAPES = 16  # different distributions over the candidates, from nearly flat to nearly certain
 TAIL_LOGPROB = -18.0  # tokens outside the candidates: from here down to one below
+WITH_TAIL = 1.0005  # all probability, as a multiple of the candidates'
 NEGATIVE_INFINITY = float("-inf")
 
 LogprobsMode = Literal["raw", "temperature", "processed"]
@@ -92,7 +93,7 @@ class Pool:
 
 def _shape(sharpness: float) -> tuple[float, ...]:
     weights = [math.exp(-sharpness * rank**0.7) for rank in range(CANDIDATES)]
-    total = sum(weights) * 1.0005  # the tail keeps the rest
+    total = sum(weights) * WITH_TAIL
     return tuple(float32(math.log(weight / total)) for weight in weights)
 
 
@@ -110,13 +111,14 @@ def transformed(
     top = raw[0] / temperature
     weights = [math.exp(value / temperature - top) for value in raw]
     total = sum(weights)
-    scaled = tuple(float32(value / temperature - top - math.log(total)) for value in raw)
+    scaled = tuple(float32(value / temperature - top - math.log(total * WITH_TAIL)) for value in raw)
     kept, mass = 0, 0.0
     for weight in weights[: top_k if top_k > 0 else None]:
         if kept and (mass / total >= top_p or weight < min_p * weights[0]):
             break
         kept, mass = kept + 1, mass + weight
-    processed = tuple(float32(math.log(w / mass)) if i < kept else NEGATIVE_INFINITY for i, w in enumerate(weights))
+    left = mass * WITH_TAIL if kept == len(weights) else mass  # a filter takes the tail first
+    processed = tuple(float32(math.log(w / left)) if i < kept else NEGATIVE_INFINITY for i, w in enumerate(weights))
     return scaled, processed, tuple(accumulate(weight / mass for weight in weights[:kept]))
 
 

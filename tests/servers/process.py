@@ -7,12 +7,13 @@ import sys
 import tempfile
 import threading
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from tests.servers.faulty import Setting
 from tests.servers.tokenizer import shared_tokenizer_directory
 
 REPOSITORY = Path(__file__).parents[2]
@@ -78,6 +79,42 @@ def running_server(kind: str, *options: object, record: bool = True) -> Iterator
             raise
         finally:
             stop(process)
+
+
+@dataclass(frozen=True, slots=True)
+class FaultyServers:
+    """Ports with one fault each, in front of one sound server; `urls` by the names of their settings."""
+
+    urls: Mapping[str, str]
+    sound: RunningServer
+    process: subprocess.Popen[str]
+
+    def hits(self, name: str, act: str = "") -> dict[str, int]:
+        """How often each prompt, or each path, met the fault of that port; after `act`, "down" or "up", if given."""
+        with urllib.request.urlopen(f"{self.urls['control']}/{name}/{act}", timeout=START_SECONDS) as reply:
+            counts: dict[str, int] = json.load(reply)
+        return counts
+
+
+@contextmanager
+def faulty_servers(sound: RunningServer, settings: Mapping[str, Setting]) -> Iterator[FaultyServers]:
+    """A port for each setting in front of `sound`, for the length of the block."""
+    process = subprocess.Popen(
+        [sys.executable, "-m", "tests.servers.faulty", sound.url],
+        cwd=REPOSITORY,
+        env={**os.environ, "PYTHONPATH": str(REPOSITORY)},
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    assert process.stdin is not None
+    assert process.stdout is not None
+    try:
+        process.stdin.write(json.dumps({name: asdict(setting) for name, setting in settings.items()}))
+        process.stdin.close()
+        yield FaultyServers(json.loads(process.stdout.readline()), sound, process)
+    finally:
+        stop(process)
 
 
 def stop(process: subprocess.Popen[str]) -> None:
