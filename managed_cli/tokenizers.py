@@ -207,7 +207,12 @@ class HuggingFaceTokenizer(_PromptsWithBos):
 
 
 class LlamaCppTokenizer(_PromptsWithBos):
-    """The tokenizer and chat template inside a llama.cpp server, over its endpoints."""
+    """The tokenizer and chat template inside a llama.cpp server, over its endpoints.
+
+    Args:
+        label: how messages name the server.
+        name: the tokenizer's, the same wherever the model is served.
+    """
 
     over_network = True
 
@@ -216,13 +221,14 @@ class LlamaCppTokenizer(_PromptsWithBos):
         base_url: str,
         *,
         label: str,
+        name: str | None = None,
         api_key: str | None,
         vocab_size: int,
         chat_template: str,
         bos_token: str,
         eos_token: str,
     ) -> None:
-        self.name = label
+        self.name = name or label
         self.note: str | None = None
         self.vocab_size = vocab_size
         self._http = SyncHttpClient(base_url, label=label, api_key=api_key)

@@ -314,6 +314,7 @@ def llamacpp_tokenizer(backend: LlamaCppBackend) -> LlamaCppTokenizer:
     return LlamaCppTokenizer(
         backend.base_url,
         label=backend.label,
+        name=f"llama.cpp's own, of {backend.info.model}",
         api_key=backend.config.api_key,
         vocab_size=vocab_size,
         chat_template=backend.chat_template,

@@ -150,3 +150,13 @@ def test_several_inputs_are_one_run_and_a_bad_line_can_be_a_failure(tmp_path: Pa
     assert sorted(pq.read_table(tmp_path / "out.parquet")["sample_id"].to_pylist()) == ["a", "b"]
     failure = json.loads((tmp_path / "out.parquet.failures.jsonl").read_text(encoding="utf-8"))
     assert (failure["sample_id"], failure["source"]) == ("c", "b.jsonl:2")
+
+
+def test_a_run_goes_on_at_another_address_of_the_same_model(tmp_path: Path) -> None:
+    source = write_prompts(tmp_path / "in.jsonl", [{"id": f"s{i}", "prompt": f"Say {i}."} for i in range(6)])
+    settings = ("--max-tokens", 2, "--seed", 1, "--out", "rows/")
+    for options in (("--limit", 3), ("--resume",)):
+        with running_server("llamacpp") as server:
+            done = rollout(source, *at(server), *settings, *options, cwd=tmp_path)
+            assert done.returncode == 0, done.stderr
+    assert [row["sample_id"] for row in rows_of(tmp_path / "rows")] == [f"s{i}" for i in range(6)]
