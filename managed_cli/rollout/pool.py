@@ -105,11 +105,12 @@ class ServerPool:
         self._someone_in = asyncio.Event()
         self._all_out_since = time.monotonic()
         self._may_wait = True
+        self._reference = self.members[0].server
 
     @property
     def reference(self) -> Server:
-        """The server that all others must be like: the first that was up."""
-        return next(member.server for member in self.members if member.server.is_prepared)
+        """The server that all others must be like: the first that was up when the run began."""
+        return self._reference
 
     @property
     def waiting_seconds(self) -> float | None:
@@ -129,8 +130,10 @@ class ServerPool:
             async with asyncio.TaskGroup() as tasks:
                 trying = [tasks.create_task(_fault_of_preparing(member.server)) for member in self.members]
             faults = [task.result() for task in trying]
-            if None not in faults:
-                raise next(fault for fault in faults if fault is not None)
+            final = [fault for fault in faults if fault is not None and not _may_pass(fault)]
+            if final or None not in faults:
+                raise next(fault for fault in (*final, *faults) if fault is not None)
+            self._reference = self.members[faults.index(None)].server
             for member, fault in zip(self.members, faults, strict=True):
                 if fault is None:
                     self._refuse_another_kind(member)
@@ -301,16 +304,17 @@ async def _look(server: Server, *, sample: bool) -> None:
 
 
 async def _fault_of_preparing(server: Server) -> ManagedCliError | None:
-    """None once the server is prepared, or why it cannot be reached; other faults are raised."""
+    """None once the server is prepared, or why it cannot be; returned, since a task group would wrap it."""
     try:
         await server.prepare()
-    except ServerUnreachable as fault:
-        return fault
-    except ServerRefused as fault:
-        if fault.status < 500:
-            raise
+    except ManagedCliError as fault:
         return fault
     return None
+
+
+def _may_pass(fault: ManagedCliError) -> bool:
+    """Whether a server with this fault may be up later."""
+    return isinstance(fault, ServerUnreachable) or (isinstance(fault, ServerRefused) and fault.status >= 500)
 
 
 def _in_a_line(fault: ManagedCliError) -> str:

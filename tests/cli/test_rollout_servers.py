@@ -216,3 +216,27 @@ def test_the_same_server_twice_is_a_usage_error(tmp_path: Path) -> None:
     url = "http://127.0.0.1:9"
     done = rollout(source, "--server-type", "vllm", "--base-url", url, "--base-url", url, cwd=tmp_path)
     assert (done.returncode, done.stderr) == (2, f"error: --base-url {url} is given twice\n")
+
+
+def test_one_server_that_wants_another_key_is_told_without_a_traceback(tmp_path: Path) -> None:
+    source = write_many(tmp_path, 1)
+    with running_server("vllm") as one, running_server("vllm", "--api-key", "other") as other:
+        done = rollout(source, *at(one), "--base-url", other.url, *SHORT, cwd=tmp_path)
+    assert done.returncode == 4, done.stderr
+    assert "Traceback" not in done.stderr
+    assert f"vllm at {other.url} answered" in done.stderr
+
+
+def test_a_late_first_server_is_held_against_the_one_that_the_run_began_with(tmp_path: Path) -> None:
+    source, out = write_many(tmp_path, 40), tmp_path / "out.parquet"
+    port = unused_port()
+    late = f"http://127.0.0.1:{port}"
+    with running_server("vllm", "--delay-ms", 250) as one:
+        arguments = (source, "--server-type", "vllm", "--base-url", late, "--base-url", one.url)
+        with started_rollout(*arguments, *SHORT, "--concurrency", 2, cwd=tmp_path) as run:
+            eventually(lambda: sent_to_any(one) > 4, run)
+            with running_server("vllm", "--port", port, "--max-model-len", 1000):
+                stderr = run.communicate()[1]
+    assert run.returncode == 0, stderr
+    assert f"vllm at {late} is not let back in" in stderr
+    assert servers_of(out) == {one.url: 40}
