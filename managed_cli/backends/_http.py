@@ -1,4 +1,4 @@
-"""One HTTP client per server, and the only place that knows httpx.
+"""One HTTP client per server, and the only place that knows aiohttp and httpx.
 
 Sent again: no connection, a connection lost before the reply was whole, and the statuses in `RETRIED_STATUSES`.
 Everything else is final. There is no time limit for a reply unless one is asked for, since cutting long generations
@@ -20,15 +20,18 @@ from typing import Any, TypeVar
 
 import aiohttp
 import httpx
-import httpx_aiohttp
 import msgspec
+from aiohttp.http_exceptions import ContentEncodingError
 
+from managed_cli import __version__
 from managed_cli.backends._connections import Connections, kept_alive_socket
 from managed_cli.backends.secrecy import WHERE_KEYS_COME_FROM, refuse_credentials, without_key
 from managed_cli.errors import ConfigError, RequestTimedOut, ServerContractError, ServerRefused, ServerUnreachable
 
 RETRIED_STATUSES = frozenset({408, 425, 429, 502, 503, 504})
 """Statuses that say "not now": request timeout, too early, too many, bad gateway, unavailable, gateway timeout."""
+
+REDIRECTS = frozenset({301, 302, 303, 307, 308})
 
 DEFAULT_ATTEMPTS = 6
 """Sends of one request before it counts as failed: about 30 s of back-off."""
@@ -116,33 +119,25 @@ class HttpClient:
         self.label = label
         self._attempts = attempts
         self._api_key = api_key
-        self._headers = {"content-type": "application/json"}
+        self._headers = {"content-type": "application/json", "user-agent": f"managed-cli/{__version__}"}
         if api_key:
             self._headers["authorization"] = f"Bearer {api_key}"
         self._timeout = timeout
-        self._limits = httpx.Limits(max_connections=max_connections, max_keepalive_connections=max_connections)
-        self._client: httpx.AsyncClient | None = None
+        self._max_connections = max_connections
+        self._session: aiohttp.ClientSession | None = None
+        self._proxy = proxy_for(self.base_url)
         self.is_lost: Callable[[], Awaitable[bool]] | None = None
 
-    def _open_client(self) -> httpx.AsyncClient:
-        if self._client is None:
-            proxy = proxy_for(self.base_url)
-            tls = httpx.create_ssl_context()
-            connections = self._limits.max_connections or 0  # 0: no limit
-            transport = httpx_aiohttp.AiohttpTransport(
-                verify=tls,
-                proxy=None if proxy is None else httpx.Proxy(proxy),
-                client=lambda: aiohttp.ClientSession(
-                    connector=Connections(limit=connections, ssl=tls, socket_factory=kept_alive_socket)
-                ),
-            )
-            self._client = httpx.AsyncClient(
-                base_url=self.base_url,
+    def _open_session(self) -> aiohttp.ClientSession:
+        if self._session is None:
+            tls = httpx.create_ssl_context() if self.base_url.startswith("https:") else True
+            self._session = aiohttp.ClientSession(
+                connector=Connections(limit=self._max_connections, ssl=tls, socket_factory=kept_alive_socket),
+                cookie_jar=aiohttp.DummyCookieJar(),
                 headers=self._headers,
-                timeout=httpx.Timeout(None, connect=CONNECT_TIMEOUT_SECONDS),
-                transport=transport,
+                timeout=aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_TIMEOUT_SECONDS),
             )
-        return self._client
+        return self._session
 
     async def get(self, path: str, *, attempts: int | None = None) -> Reply:
         """The 2xx reply to GET `path`. Errors as `post`."""
@@ -159,7 +154,7 @@ class HttpClient:
         return await self._request("POST", path, msgspec.json.encode(payload), attempts=attempts)
 
     async def _request(self, method: str, path: str, content: bytes | None, *, attempts: int | None) -> Reply:
-        client = self._open_client()
+        session, url = self._open_session(), self.base_url + path
         last_attempt = attempts or self._attempts
         is_question = content is None
         seconds = QUESTION_TIMEOUT_SECONDS if is_question else self._timeout
@@ -168,29 +163,26 @@ class HttpClient:
             if (sends := _counted_sends.get()) is not None:
                 sends.count += 1
             try:
-                async with asyncio.timeout(seconds) as limit, client.stream(method, path, content=content) as response:
+                async with (
+                    asyncio.timeout(seconds) as limit,
+                    session.request(method, url, data=content, allow_redirects=False, proxy=self._proxy) as response,
+                ):
                     body = await self._whole_body(response, path)
-            except (httpx.TransportError, OSError) as error:  # a TimeoutError is an OSError
+            except aiohttp.ClientResponseError as error:
+                if isinstance(error, aiohttp.ClientHttpProxyError):
+                    raise self._unreachable(error, path) from error
+                raise self._no_http(error, path) from error
+            except (aiohttp.ClientError, OSError) as error:  # a TimeoutError is an OSError
+                if isinstance(error.__cause__, ContentEncodingError):
+                    raise self._not_decompressed(error.__cause__, path) from error
                 if limit.expired() and not is_question:
                     raise self._timed_out(path) from error
                 if attempt == last_attempt or (not is_question and await self._is_lost()):
                     raise self._unreachable(error, path) from error
-            except httpx.DecodingError as error:
-                raise ServerContractError(
-                    f"{self.label} sent a reply that cannot be decompressed", details=[f"{path}: {error}"]
-                ) from error
-            except httpx.HTTPError as error:
-                raise self._unreachable(error, path) from error
-            except aiohttp.ClientResponseError as error:  # the transport leaves it as it is: a reply that is no HTTP
-                raise ServerContractError(
-                    f"{self.label} does not speak HTTP",
-                    details=[f"{path}: {' '.join(error.message.split())[:SHOWN_BODY_CHARACTERS]}"],
-                    hint="is this the address of an inference server?",
-                ) from error
             else:
-                if response.is_success:
+                if 200 <= response.status < 300:
                     return Reply(body, attempt)
-                if response.status_code not in RETRIED_STATUSES or attempt == last_attempt:
+                if response.status not in RETRIED_STATUSES or attempt == last_attempt:
                     raise self._refusal(response, body, path)
                 wait = _retry_after(response.headers)
             await asyncio.sleep(wait if wait is not None else _backoff(attempt))
@@ -210,9 +202,9 @@ class HttpClient:
         reason, cause = str(error) or type(error).__name__, error.__cause__
         for noise in (" ssl:default", " ssl:True"):  # aiohttp says it of plain HTTP too
             reason = reason.replace(noise, "")
-        if isinstance(error, TimeoutError) or isinstance(cause, TimeoutError):  # httpx-aiohttp calls all a timeout
+        if isinstance(error, TimeoutError) or isinstance(cause, TimeoutError):
             reason = f"no answer in time ({reason})"
-        if isinstance(cause, aiohttp.ClientSSLError):
+        if isinstance(error, aiohttp.ClientSSLError):
             hint = "is it http:// or https://? SSL_CERT_FILE names the certificates that are trusted"
         else:
             hint = "start it, or name another with --base-url; --wait-for-server SECONDS waits for one that is loading"
@@ -222,9 +214,24 @@ class HttpClient:
             hint=hint,
         )
 
-    async def _whole_body(self, response: httpx.Response, path: str) -> bytes:
+    def _no_http(self, error: aiohttp.ClientResponseError, path: str) -> ServerContractError:
+        return ServerContractError(
+            f"{self.label} does not speak HTTP",
+            details=[f"{path}: {' '.join(error.message.split())[:SHOWN_BODY_CHARACTERS]}"],
+            hint="is this the address of an inference server?",
+        )
+
+    def _not_decompressed(self, error: Exception, path: str) -> ServerContractError:
+        return ServerContractError(
+            f"{self.label} sent a reply that cannot be decompressed", details=[f"{path}: {error}"]
+        )
+
+    async def _whole_body(self, response: aiohttp.ClientResponse, path: str) -> bytes:
+        length = response.content_length
+        if length is not None and length <= LARGEST_REPLY_BYTES and "content-encoding" not in response.headers:
+            return await response.read()
         parts, size = [], 0
-        async for part in response.aiter_bytes():
+        async for part in response.content.iter_any():
             parts.append(part)
             size += len(part)
             if size > LARGEST_REPLY_BYTES:
@@ -234,11 +241,11 @@ class HttpClient:
                 )
         return b"".join(parts)
 
-    def _refusal(self, response: httpx.Response, body: bytes, path: str) -> ServerRefused:
-        status, hint = response.status_code, None
+    def _refusal(self, response: aiohttp.ClientResponse, body: bytes, path: str) -> ServerRefused:
+        status, hint = response.status, None
         if status in (401, 403):
             hint = WHERE_KEYS_COME_FROM
-        elif response.has_redirect_location:
+        elif status in REDIRECTS and "location" in response.headers:
             location = response.headers["location"].partition("?")[0]  # what a query holds may be secret
             elsewhere = shown_body(self._without_key(location.encode()))
             hint = f"it points to {elsewhere}, and is not followed there; --base-url names the server itself"
@@ -269,9 +276,9 @@ class HttpClient:
 
     async def aclose(self) -> None:
         """Close every connection."""
-        if self._client is not None:
-            await self._client.aclose()
-            self._client = None
+        if self._session is not None:
+            await self._session.close()
+            self._session = None
 
 
 class SyncHttpClient:
