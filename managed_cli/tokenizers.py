@@ -21,6 +21,7 @@ import jinja2
 
 from managed_cli.backends._http import SyncHttpClient
 from managed_cli.errors import InputError, TokenizerError
+from managed_cli.quick_encoder import Encode, quick_encoder
 from managed_cli.token_table import TokenTable, token_table
 from managed_cli.tokenizer_files import asks_for_bos, generation_end_tokens, raw_tokenizer
 from managed_cli.tracking.extension import ANSWER_PLACEHOLDER
@@ -28,8 +29,7 @@ from managed_cli.tracking.messages import flat_message
 from managed_cli.types import Message, Tokenizer
 
 SUFFIX_ANCHORS = ("\n", "¶", "x")
-"""Texts put before a suffix, one after the other, when encoding it alone would add a space: the first whose ids stand
-unchanged in front of the joined encoding is cut off again."""
+"""Put before a suffix that alone would get a space: the first whose ids stand unchanged in front is cut off again."""
 
 TEMPLATE_REFUSALS = (jinja2.TemplateError, ArithmeticError, AttributeError, LookupError, TypeError, ValueError)
 """What a chat template can raise: its own refusals, and the faults of an expression that meets unexpected messages."""
@@ -128,8 +128,9 @@ class HuggingFaceTokenizer(_PromptsWithBos):
         ids = self._encode("a", add_special_tokens=False)
         return ids != self._encode("\na", add_special_tokens=False)[-len(ids) :] or self.decode(ids) != "a"
 
-    def _encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
-        return list(self._tokenizer.encode(text, add_special_tokens=add_special_tokens))
+    @cached_property
+    def _encode(self) -> Encode:
+        return quick_encoder(self._tokenizer, PROBE_TEXTS)
 
     def encode_rendered(self, text: str) -> list[int]:
         """Ids of what a chat template wrote; nothing is added."""

@@ -93,6 +93,7 @@ class GenerationReply:
         attempts: HTTP requests it took, retries included.
         sampling: what was sent, after any clamping to the context.
         server: base URL that answered.
+        checked: every id is an `int` and every logprob a `float`, and they keep to the rules of `backends.base`.
     """
 
     choices: tuple[Generation, ...]
@@ -100,6 +101,7 @@ class GenerationReply:
     server: str
     attempts: int = 1
     logprobs_mode: LogprobsMode = LogprobsMode.UNKNOWN
+    checked: bool = False
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

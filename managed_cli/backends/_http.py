@@ -23,7 +23,6 @@ import httpx
 import msgspec
 from aiohttp.http_exceptions import ContentEncodingError
 
-from managed_cli import __version__
 from managed_cli.backends._connections import Connections, kept_alive_socket
 from managed_cli.backends.secrecy import WHERE_KEYS_COME_FROM, refuse_credentials, without_key
 from managed_cli.errors import ConfigError, RequestTimedOut, ServerContractError, ServerRefused, ServerUnreachable
@@ -119,7 +118,7 @@ class HttpClient:
         self.label = label
         self._attempts = attempts
         self._api_key = api_key
-        self._headers = {"content-type": "application/json", "user-agent": f"managed-cli/{__version__}"}
+        self._headers = {"content-type": "application/json", "user-agent": "managed-cli"}
         if api_key:
             self._headers["authorization"] = f"Bearer {api_key}"
         self._timeout = timeout

@@ -290,6 +290,7 @@ class HttpBackend:
             server=self.base_url,
             attempts=attempts,
             logprobs_mode=logprobs_mode or self.info.logprobs_mode,
+            checked=True,  # their types are those that replies are decoded to
         )
 
     def check_echo(self, sent: Sequence[int], echoed: Sequence[int] | None, *, choice: int | None = None) -> None:

@@ -81,7 +81,9 @@ def _tracked_node(
     metadata = metadata_of(spans, node_id, index)
     return TrackedNode(
         node_id=node_id,
-        node=join_prompt_and_completion(prompt, completion, full_text=full_text, metadata=metadata),
+        node=join_prompt_and_completion(
+            prompt, completion, full_text=full_text, metadata=metadata, checked=reply.checked
+        ),
         spans=spans,
         prompt_text=prompt.text,
         continued_text=prompt.text + added,

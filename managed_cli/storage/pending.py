@@ -7,10 +7,16 @@ from collections.abc import Sequence
 
 import pyarrow as pa
 
-from managed_cli.errors import OutputError
-from managed_cli.storage.schema import ROLLOUTS, RowFormat, Storable
+from managed_cli.storage.packing import packed_size
+from managed_cli.storage.schema import PackedRow, RowFormat, Storable
 from managed_cli.storage.statistics import STATISTICS_COLUMNS
 from managed_cli.storage.summary import SUMMARY_COLUMNS, Summary
+
+CHUNK_ROWS = 128
+"""Packed rows that become one Arrow batch: its fixed cost is then little for each of them."""
+
+CHUNK_BYTES = 4 * 1024 * 1024
+"""Packed bytes that become one Arrow batch, however few rows they are; they are there twice while it is made."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -18,10 +24,12 @@ class PendingRows:
     """Rows taken out of the buffer, to be written as one shard.
 
     Attributes:
-        batches: one per sample, in the order they were added.
+        batches: the rows in the order they were added.
+        sample_ids: the samples that these are of.
     """
 
-    batches: tuple[pa.RecordBatch, ...]
+    batches: tuple[pa.RecordBatch, ...] = ()
+    sample_ids: tuple[str, ...] = ()
 
     @property
     def rows(self) -> int:
@@ -31,11 +39,7 @@ class PendingRows:
     @property
     def samples(self) -> int:
         """How many samples these are of."""
-        return len(self.batches)
-
-    def sample_ids(self) -> list[str]:
-        """The samples that these are of."""
-        return [batch.column("sample_id")[0].as_py() for batch in self.batches]
+        return len(self.sample_ids)
 
     def summary(self) -> Summary:
         """Counts over these rows."""
@@ -49,18 +53,42 @@ class PendingRows:
         return summary
 
 
-def storable_batch(nodes: Sequence[Storable], row_format: RowFormat = ROLLOUTS) -> pa.RecordBatch:
-    """`nodes` as a batch of the format's schema, nulls only where it allows them.
+class RowBuffer:
+    """Rows of finished samples, compact, until they are taken to be written."""
 
-    Raises:
-        OutputError: a value does not fit its column; the row's sample is named.
-    """
-    sample = nodes[0].metadata.get("sample_id")
-    try:
-        batch = row_format.record_batch(nodes)
-    except (ValueError, TypeError, OverflowError) as error:
-        raise OutputError(f"a row of sample {sample} cannot be stored: {error}") from error
-    for field in batch.schema:
-        if not field.nullable and batch.column(field.name).null_count:
-            raise OutputError(f"a row of sample {sample} cannot be stored: it has no {field.name}")
-    return batch
+    def __init__(self, row_format: RowFormat) -> None:
+        self._row_format = row_format
+        self._start()
+
+    def _start(self) -> None:
+        self.rows = 0
+        self._batches: list[pa.RecordBatch] = []
+        self._sample_ids: list[str] = []
+        self._packed: list[PackedRow] = []
+        self._packed_bytes = 0
+
+    def add(self, rows: Sequence[Storable]) -> None:
+        """Buffer all rows of one sample.
+
+        Raises:
+            OutputError: a row cannot be stored; none of `rows` was buffered.
+        """
+        packed = [self._row_format.packed(row) for row in rows]
+        self._packed += packed
+        self._packed_bytes += sum(map(packed_size, packed))
+        self._sample_ids.append(rows[0].metadata["sample_id"])
+        self.rows += len(packed)
+        if len(self._packed) >= CHUNK_ROWS or self._packed_bytes >= CHUNK_BYTES:
+            self._make_batch()
+
+    def take(self) -> PendingRows:
+        """What is buffered; the buffer is empty afterwards."""
+        self._make_batch()
+        pending = PendingRows(tuple(self._batches), tuple(self._sample_ids))
+        self._start()
+        return pending
+
+    def _make_batch(self) -> None:
+        if self._packed:
+            self._batches.append(self._row_format.batch_of(self._packed))
+            self._packed, self._packed_bytes = [], 0

@@ -21,8 +21,6 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-import pyarrow as pa
-
 from managed_cli.errors import ConfigError, OutputError
 from managed_cli.storage import layout, standing
 from managed_cli.storage.failures import FailureJournal
@@ -30,7 +28,7 @@ from managed_cli.storage.final import put_final_file
 from managed_cli.storage.footer import Fingerprint, Footer, Session, added_sessions, facts_json
 from managed_cli.storage.lock import WriterLock
 from managed_cli.storage.parquet import disk_faults_told, fsync_directory, write_parquet
-from managed_cli.storage.pending import PendingRows, storable_batch
+from managed_cli.storage.pending import PendingRows, RowBuffer
 from managed_cli.storage.recorded_ids import RecordedIds
 from managed_cli.storage.schema import ROLLOUTS, RowFormat, Storable, json_text
 from managed_cli.storage.standing import Earlier, SampleStanding
@@ -135,8 +133,7 @@ class ShardedOutput:
         self._session_number = max((session.number for session in earlier.sessions), default=0) + 1
         self._added = Summary()
         self._failures = FailureJournal(place.failures, place.growing / layout.FAILURES_TEMP_NAME)
-        self._batches: list[pa.RecordBatch] = []
-        self._pending_rows = 0
+        self._buffer = RowBuffer(row_format)
 
     def describe_run(self, run_facts: Mapping[str, object], *, fingerprint: Fingerprint | None = None) -> None:
         """`run_facts` go into the footers from now on: most are known only once the server has been asked.
@@ -200,7 +197,7 @@ class ShardedOutput:
     @property
     def pending_rows(self) -> int:
         """Rows buffered and not yet taken."""
-        return self._pending_rows
+        return self._buffer.rows
 
     @property
     def shard_due(self) -> bool:
@@ -223,17 +220,12 @@ class ShardedOutput:
         Raises:
             OutputError: a row cannot be stored; none of `nodes` was buffered.
         """
-        if not nodes:
-            return
-        batch = storable_batch(nodes, self._row_format)
-        self._batches.append(batch)
-        self._pending_rows += batch.num_rows
+        if nodes:
+            self._buffer.add(nodes)
 
     def take_pending(self) -> PendingRows:
         """What is buffered; the buffer is empty afterwards."""
-        pending = PendingRows(tuple(self._batches))
-        self._batches, self._pending_rows = [], 0
-        return pending
+        return self._buffer.take()
 
     def write_shard(self, pending: PendingRows) -> None:
         """`pending` is on the disk as one shard, and its samples stand failed no longer; nothing without rows.
@@ -246,7 +238,7 @@ class ShardedOutput:
         lost = f"{pending.rows} rows of {pending.samples} samples are not on disk, so these samples are owed still"
         with self._disk_access, self._faults_told("write a shard to", lost=lost):
             self._put_shard(pending)
-            self._failures.clear(pending.sample_ids())
+            self._failures.clear(pending.sample_ids)
 
     def record_failure(self, failure: Mapping[str, object]) -> None:
         """`failure` is on the disk as one more line of the failures file, with the time unless it has one.
@@ -323,7 +315,7 @@ class ShardedOutput:
         if self._earlier.files:
             self._begin()
         elif not self._has_shard:
-            self._put_shard(PendingRows(()))
+            self._put_shard(PendingRows())
 
     def _put_shard(self, pending: PendingRows) -> None:
         self._refuse_other_places_and_runs()

@@ -7,13 +7,12 @@ masks and logprobs along, so what was sampled in an earlier turn stays trainable
 from __future__ import annotations
 
 import dataclasses
-import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from managed_cli.errors import AlignmentError
 from managed_cli.node import SequenceNode
-from managed_cli.types import IGNORED_TOKEN_ID, LOGPROB_TOLERANCE, MASKED_LOGPROB, Generation, Message
+from managed_cli.types import IGNORED_TOKEN_ID, MASKED_LOGPROB, Generation, Message
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -164,11 +163,16 @@ def join_prompt_and_completion(
     *,
     full_text: str,
     metadata: Mapping[str, Any],  # Any: JSON values
+    checked: bool = False,
 ) -> SequenceNode:
     """One training record: the prompt masked, the completion kept.
 
     Shapes: prompt P tokens, completion C tokens, result T = P + C. Positions of earlier completions inside the
     prompt stay unmasked.
+
+    Args:
+        checked: the completion is one of a reply that is `checked`. Every position of the prompt is masked by
+            construction, or was checked when it was sampled, so that nothing is left for the row's own check to find.
 
     Raises:
         AlignmentError: `completion.logprobs` does not have exactly C entries, or a value breaks the row's rule.
@@ -177,28 +181,11 @@ def join_prompt_and_completion(
         raise AlignmentError(
             f"a completion has {len(completion.logprobs)} logprobs for {len(completion.token_ids)} tokens"
         )
-    # Every position of the prompt is masked by construction, or was checked when it was sampled, so that only the
-    # completion is looked at here: in a tenth of the time that the row's own check takes.
-    make = SequenceNode.model_construct if _is_sound(completion) else SequenceNode
+    make = SequenceNode.model_construct if checked else SequenceNode
     return make(
         full_text=full_text,
         tokens=[*prompt.token_ids, *completion.token_ids],
         masked_tokens=[*prompt.masked_tokens, *completion.token_ids],
         logprobs=[*prompt.logprobs, *completion.logprobs],
         metadata=dict(metadata),
-    )
-
-
-def _is_sound(completion: Generation) -> bool:
-    """Whether ids and logprobs are of the right types and within the row's rule, which the row's own check then need
-    not find out one by one; it also says what is wrong where this says no."""
-    ids, logprobs = completion.token_ids, completion.logprobs
-    if not ids:
-        return True
-    return (
-        set(map(type, ids)) == {int}
-        and set(map(type, logprobs)) == {float}
-        and min(ids) >= 0
-        and max(logprobs) <= LOGPROB_TOLERANCE
-        and not math.isnan(sum(logprobs))
     )
