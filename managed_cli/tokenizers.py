@@ -123,6 +123,11 @@ class HuggingFaceTokenizer(_PromptsWithBos):
     def _table(self) -> TokenTable | None:
         return token_table(self._tokenizer)
 
+    @property
+    def decodes_bytes(self) -> bool:
+        """Whether text is that of the ids' bytes, one after the other."""
+        return self._table is not None
+
     @cached_property
     def _adds_dummy_space(self) -> bool:
         ids = self._encode("a", add_special_tokens=False)
@@ -216,6 +221,7 @@ class LlamaCppTokenizer(_PromptsWithBos):
     """
 
     over_network = True
+    decodes_bytes = False
 
     def __init__(
         self,
@@ -383,18 +389,4 @@ def _cannot_load(name: str, error: Exception) -> TokenizerError:
         f"the tokenizer {name!r} cannot be loaded here",
         details=[reason],
         hint="name one that this machine can load with --tokenizer: a directory, or a Hugging Face name",
-    )
-
-
-def first_disagreement(tokenizer: Tokenizer, text: str, theirs: Sequence[int]) -> str | None:
-    """Where our ids of `text` and a server's differ, in words; None when they are the same."""
-    ours = tokenizer.encode_rendered(text)
-    if ours == list(theirs):
-        return None
-    position = next(
-        (i for i, (a, b) in enumerate(zip(ours, theirs, strict=False)) if a != b), min(len(ours), len(theirs))
-    )
-    return (
-        f"{text!r}: ours has {len(ours)} ids, the server's {len(theirs)}; "
-        f"at position {position} {ours[position : position + 3]} against {list(theirs[position : position + 3])}"
     )

@@ -154,8 +154,11 @@ class Tokenizer(Protocol):
         vocab_size: ids are 0 … vocab_size - 1.
         eos_token_ids: tokens that end a turn.
         over_network: each call is a request, so it belongs in a thread.
+        decodes_bytes: the text of ids is that of their bytes one after the other, so that it can be continued.
     """
 
+    @property
+    def decodes_bytes(self) -> bool: ...
     @property
     def name(self) -> str: ...
     @property

@@ -15,9 +15,10 @@ import dataclasses
 import math
 import time
 from collections.abc import Awaitable, Callable, Iterable, Sequence
-from typing import ClassVar, Protocol, cast
+from typing import ClassVar, Protocol
 
 from managed_cli.backends._http import DEFAULT_ATTEMPTS, HttpClient
+from managed_cli.backends.numbers import MINUS_INF_FLOOR, extremes
 from managed_cli.errors import (
     ConfigError,
     PromptRejected,
@@ -35,9 +36,6 @@ from managed_cli.types import (
     SamplingParams,
     ServerInfo,
 )
-
-MINUS_INF_FLOOR = -9998.0
-"""At or below it a logprob stands for -inf: vLLM writes -9999.0, SGLang -3.4e38. Real logits come nowhere near."""
 
 WAITING_HINT = "a server that is still loading can be waited for: --wait-for-server SECONDS"
 
@@ -260,13 +258,12 @@ class HttpBackend:
         """Raise PromptRejected for an empty prompt or an id outside the vocabulary."""
         if not prompt_ids:
             raise PromptRejected("the prompt has no tokens")
-        if min(prompt_ids) < 0:
-            raise PromptRejected(f"the prompt holds the negative id {min(prompt_ids)}")
+        lowest, highest = extremes(prompt_ids, "q")
+        if lowest < 0:
+            raise PromptRejected(f"the prompt holds the negative id {lowest}")
         vocab_size = self.info.vocab_size
-        if vocab_size is not None and max(prompt_ids) >= vocab_size:
-            raise PromptRejected(
-                f"the prompt holds id {max(prompt_ids)}, but {self.label} has a vocabulary of {vocab_size}"
-            )
+        if vocab_size is not None and highest >= vocab_size:
+            raise PromptRejected(f"the prompt holds id {highest}, but {self.label} has a vocabulary of {vocab_size}")
 
     def reply_of(
         self,
@@ -297,7 +294,7 @@ class HttpBackend:
         """Raise ServerContractError unless the server worked on exactly the ids that were sent."""
         if echoed is None:
             raise ServerContractError(f"{self.label} did not say which prompt ids it used")
-        if list(echoed) != list(sent):
+        if echoed != sent and list(echoed) != list(sent):
             place = "" if choice is None else f" in choice {choice}"
             where = next(
                 (i for i, (a, b) in enumerate(zip(sent, echoed, strict=False)) if a != b), min(len(sent), len(echoed))
@@ -315,11 +312,11 @@ class HttpBackend:
             )
         if not ids:
             return choice
-        vocab_size = self.info.vocab_size
-        if min(ids) < 0 or (vocab_size is not None and max(ids) >= vocab_size):
+        vocab_size, (lowest, highest) = self.info.vocab_size, extremes(ids, "q")
+        if lowest < 0 or (vocab_size is not None and highest >= vocab_size):
             raise ServerContractError(f"{self.label} sent an id outside its vocabulary in choice {index}")
-        plain = min(logprobs) > MINUS_INF_FLOOR and max(logprobs) <= LOGPROB_TOLERANCE and not math.isnan(sum(logprobs))
-        if plain:
+        lowest, highest = extremes(logprobs, "d")
+        if lowest > MINUS_INF_FLOOR and highest <= LOGPROB_TOLERANCE:
             return choice
         checked = [self._checked_logprob(index, position, value) for position, value in enumerate(logprobs)]
         return dataclasses.replace(choice, logprobs=checked)
@@ -371,18 +368,6 @@ class HttpBackend:
 
 NOT_PROBED = (LogprobsMode.UNKNOWN, "not probed")
 """What is known of the logprobs mode where nothing may be sampled."""
-
-
-def logprob_or_minus_inf(value: float | None) -> float:
-    """A server's null where -inf does not fit into JSON (TRL), as -inf."""
-    return -math.inf if value is None else value
-
-
-def logprobs_or_minus_inf(values: Sequence[float | None]) -> Sequence[float]:
-    """The same for every value; those without a null as they are."""
-    if None in values:
-        return [logprob_or_minus_inf(value) for value in values]
-    return cast("Sequence[float]", values)
 
 
 def refusal_is_final(error: ServerError) -> bool:

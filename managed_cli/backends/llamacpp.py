@@ -20,7 +20,8 @@ from typing import ClassVar
 
 import msgspec
 
-from managed_cli.backends.base import HttpBackend, logprob_or_minus_inf
+from managed_cli.backends.base import HttpBackend
+from managed_cli.backends.numbers import logprob_or_minus_inf
 from managed_cli.backends.token_logprobs import SCORING_HINT
 from managed_cli.errors import ConfigError, ServerContractError, ServerRefused
 from managed_cli.types import (

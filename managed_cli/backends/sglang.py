@@ -23,7 +23,8 @@ from typing import ClassVar, TypeVar
 
 import msgspec
 
-from managed_cli.backends.base import NOT_PROBED, BackendConfig, HttpBackend, logprob_or_minus_inf
+from managed_cli.backends.base import NOT_PROBED, BackendConfig, HttpBackend
+from managed_cli.backends.numbers import logprob_or_minus_inf
 from managed_cli.backends.token_logprobs import checked_token_logprobs
 from managed_cli.backends.vllm import end_token_id, logprobs_mode_of
 from managed_cli.errors import ConfigError, PromptRejected, ServerContractError, ServerRefused

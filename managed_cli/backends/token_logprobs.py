@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from managed_cli.backends.base import MINUS_INF_FLOOR, logprob_or_minus_inf
+from managed_cli.backends.numbers import MINUS_INF_FLOOR, logprob_or_minus_inf
 from managed_cli.errors import ServerContractError
 from managed_cli.types import LOGPROB_TOLERANCE
 

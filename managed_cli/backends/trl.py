@@ -20,7 +20,8 @@ from typing import ClassVar
 
 import msgspec
 
-from managed_cli.backends.base import NOT_PROBED, BackendConfig, logprob_or_minus_inf
+from managed_cli.backends.base import NOT_PROBED, BackendConfig
+from managed_cli.backends.numbers import logprob_or_minus_inf
 from managed_cli.backends.token_logprobs import check_positions, checked_token_logprobs
 from managed_cli.backends.vllm import VLLMBackend, logprobs_mode_of
 from managed_cli.errors import ConfigError, ServerContractError, ServerRefused

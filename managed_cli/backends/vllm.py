@@ -18,7 +18,8 @@ from typing import ClassVar
 
 import msgspec
 
-from managed_cli.backends.base import NOT_PROBED, HttpBackend, logprob_or_minus_inf, logprobs_or_minus_inf
+from managed_cli.backends.base import NOT_PROBED, HttpBackend
+from managed_cli.backends.numbers import logprob_or_minus_inf, logprobs_or_minus_inf
 from managed_cli.backends.token_logprobs import check_positions, checked_token_logprobs
 from managed_cli.backends.vllm_on_cpu import StepBudget, runs_on_cpu
 from managed_cli.errors import ServerContractError, ServerRefused

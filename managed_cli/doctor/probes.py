@@ -15,8 +15,9 @@ from collections.abc import Sequence
 from managed_cli.backends.base import Backend
 from managed_cli.doctor.findings import Finding, note, ok, unknown, unsafe
 from managed_cli.errors import ConfigError, ManagedCliError, ServerContractError, ServerRefused
-from managed_cli.tokenizers import PROBE_TEXTS, first_disagreement
-from managed_cli.types import Generation, LogprobsMode, SamplingParams, Tokenizer
+from managed_cli.tokenizer_disagreement import first_disagreement
+from managed_cli.tokenizers import PROBE_TEXTS
+from managed_cli.types import UNNAMED_MODEL, Generation, LogprobsMode, SamplingParams, Tokenizer
 
 SPELLED_OUT = "Hello world"
 """A text that no tokenizer writes letter by letter: its letters as ids show whether a server encodes them again."""
@@ -28,10 +29,13 @@ PROMPTS = ("The capital of France is", "Once upon a time", "def add(first, secon
 """Continued by any model; several, since a greedy answer to one of them may be too short to tell anything."""
 
 SEED = 7
-SHORT, MEDIUM, LONG = 8, 32, 192
+SHORT, MEDIUM, LONG = 8, 32, 160
 """Tokens sampled: enough to differ by chance, to cut a word out of, and to come to an end of turn."""
 
-CHOICES, ENDING_CHOICES = 4, 8
+CHOICES = 4
+
+ENDINGS = ((8, MEDIUM), (2, LONG))
+"""Choices and tokens asked for until a reply ends by itself: many short ones first, which nearly always are enough."""
 
 MOST_ALTERNATIVES = 1024
 """Where the search for the largest top-k of prompt logprobs ends: no trainer asks for more."""
@@ -70,7 +74,13 @@ def about_server(backend: Backend) -> list[Finding]:
     """What the server says of itself."""
     info = backend.info
     version = f" {info.version}" if info.version else ", which does not tell its version"
-    found = [ok("server", f"{backend.server_type}{version}"), ok("model", info.model)]
+    named = info.model != UNNAMED_MODEL
+    found = [
+        ok("server", f"{backend.server_type}{version}"),
+        ok("model", info.model)
+        if named
+        else note("model", "the server does not say which it has", "--model NAME puts its name into the rows"),
+    ]
     if info.context_length is None:
         found.append(
             note("context", "the server does not say how long it is", "say it with --context-length, if it is known")
@@ -269,7 +279,7 @@ async def end_of_turn_is_recorded(backend: Backend, tokenizer: Tokenizer, prompt
     if ended is None:
         return unknown(
             check,
-            f"none of {ENDING_CHOICES} replies ended within {LONG} tokens",
+            f"none of {sum(n for n, _ in ENDINGS)} replies ended within {MEDIUM} to {LONG} tokens",
             "look at the last tokens of a row that ended: managed-cli inspect out.parquet --row N",
         )
     last, logprob = ended.token_ids[-1], ended.logprobs[-1]
@@ -285,10 +295,11 @@ async def end_of_turn_is_recorded(backend: Backend, tokenizer: Tokenizer, prompt
 
 async def _ended_choice(backend: Backend, prompt: Sequence[int]) -> Generation | None:
     """A reply that the model ended by itself; None where none did."""
-    reply = await backend.generate(prompt, sampling(n=ENDING_CHOICES, max_tokens=LONG))
-    for choice in reply.choices:
-        if choice.finish_reason == "stop" and choice.token_ids and not isinstance(choice.stop_reason, str):
-            return choice
+    for choices, most_tokens in ENDINGS:
+        reply = await backend.generate(prompt, sampling(n=choices, max_tokens=most_tokens))
+        for choice in reply.choices:
+            if choice.finish_reason == "stop" and choice.token_ids and not isinstance(choice.stop_reason, str):
+                return choice
     return None
 
 

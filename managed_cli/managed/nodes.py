@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from managed_cli.managed.recording import shown_text, text_after_text
+from managed_cli.tracking.continued import continued_text
 from managed_cli.tracking.masking import (
     PromptEncoding,
     Span,
@@ -69,7 +70,7 @@ def _tracked_node(
 ) -> TrackedNode:
     completion = reply.choices[index]
     shown = shown_text(completion, reply.sampling, tokenizer)
-    full_text = tokenizer.decode([*prompt.token_ids, *completion.token_ids])
+    full_text = continued_text(prompt_spelled, prompt.token_ids, completion.token_ids, tokenizer)
     # Where the text of the whole is not the text of its parts (a split character), take the parts.
     added = (
         full_text[len(prompt_spelled) :]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -79,15 +78,13 @@ def weight_versions(backend: Backend, span: Span) -> str | None:
     return span.weight_version or backend.info.weight_version
 
 
-@functools.lru_cache(maxsize=4096)
-def _sampling_fields(sampling: SamplingParams) -> dict[str, Any]:  # Any: JSON values
-    return dataclasses.asdict(sampling)
+_SAMPLING_FIELDS = tuple(field.name for field in dataclasses.fields(SamplingParams))
 
 
 def sampling_json(sampling: SamplingParams) -> dict[str, Any]:  # Any: JSON values
     """What was sent, as JSON."""
     return {
-        **_sampling_fields(sampling),
+        **{name: getattr(sampling, name) for name in _SAMPLING_FIELDS},
         "stop": list(sampling.stop),
         "stop_token_ids": list(sampling.stop_token_ids),
     }

@@ -16,11 +16,11 @@ from managed_cli.backends.registry import make_backend
 from managed_cli.errors import ConfigError, ServerChanged, ServerUnreachable, TokenizerError
 from managed_cli.managed.config import APIServerConfig, ServerType
 from managed_cli.managed.server import History, ManagedServer
+from managed_cli.tokenizer_disagreement import first_disagreement
 from managed_cli.tokenizers import (
     PROBE_TEXTS,
     HuggingFaceTokenizer,
     LlamaCppTokenizer,
-    first_disagreement,
     load_tokenizer,
 )
 from managed_cli.types import UNNAMED_MODEL, ServerInfo, Tokenizer
@@ -30,21 +30,21 @@ ANSWERS_SECONDS = 60.0
 
 
 @contextlib.asynccontextmanager
-async def expecting_answers(backend: Backend) -> AsyncIterator[None]:
+async def expecting_answers(backend: Backend, seconds: float = ANSWERS_SECONDS) -> AsyncIterator[None]:
     """Bounds what is asked before the first sample; generation itself is never bounded.
 
     Raises:
-        ServerUnreachable: the block took longer than `ANSWERS_SECONDS`.
+        ServerUnreachable: the block took longer than `seconds`.
     """
     try:
-        async with asyncio.timeout(ANSWERS_SECONDS) as limit:
+        async with asyncio.timeout(seconds) as limit:
             yield
     except TimeoutError as error:
         if not limit.expired():
             raise
         raise ServerUnreachable(
             f"the {backend.server_type} server at {backend.base_url} accepts requests but does not answer them",
-            details=[f"nothing came in {ANSWERS_SECONDS:.0f} s"],
+            details=[f"nothing came in {seconds:.0f} s"],
             hint="is it overloaded, or not an inference server?",
         ) from error
 

@@ -101,7 +101,7 @@ def validate_input(given: Input, options: InputOptions) -> InputReport:
 def read_samples(given: Input, options: InputOptions) -> Iterator[Task | BadLine]:
     """The samples, one at a time, in the order of their lines; with `on_bad_line` at `skip`, bad lines among them.
 
-    Memory grows by the 80 bytes a sample that `SampleIds` needs, and by nothing else but what `settled` says.
+    Memory grows by the 9 bytes a sample that `SampleIds` needs, and by nothing else but what `settled` says.
 
     Raises:
         InputError: at the first bad line that is not skipped; `validate_input` tells about all of them beforehand.

@@ -31,6 +31,9 @@ from managed_cli.storage.schema import (
 from managed_cli.storage.statistics import Statistics
 from managed_cli.storage.summary import SUMMARY_COLUMNS, Summary
 
+TOPK_COLUMN = "prompt_topk_logprobs"
+"""Tells an output of `managed-cli logprobs`, which people may take for a recording."""
+
 PARQUET_MAGIC = b"PAR1"
 """First and last four bytes of every Parquet file."""
 
@@ -299,6 +302,7 @@ def _refuse_other_columns(path: Path, found: pa.Schema, row_format: RowFormat) -
         raise OutputError(
             f"`{path}` is Parquet, but not {row_format.name}: it has no column {', '.join(missing)}",
             details=(f"its columns: {', '.join(found.names[:20])}",),
+            hint="it holds prompt logprobs: pandas, polars or DuckDB show them" if TOPK_COLUMN in found.names else None,
         )
 
 

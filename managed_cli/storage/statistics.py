@@ -147,10 +147,9 @@ class Statistics:
 
     def _count_tokens(self, sampled: _SampledPositions) -> None:
         probabilities = np.exp(np.minimum(sampled.logprobs[sampled.flags], 0.0))
-        edges = np.array(PROBABILITY_FLOORS, dtype=np.float32)
-        # How many floors a probability does not reach is the index of the first that it does.
-        missed = np.searchsorted(-edges, -probabilities, side="left")
-        counts = np.bincount(np.minimum(missed, len(edges) - 1), minlength=len(edges))
+        floors = PROBABILITY_FLOORS[:-1]  # the last is reached by all
+        reached = [np.count_nonzero(probabilities >= np.float32(floor)) for floor in floors]
+        counts = np.diff([0, *reached, len(probabilities)])
         self.token_probabilities = [
             mine + int(more) for mine, more in zip(self.token_probabilities, counts, strict=True)
         ]
@@ -300,10 +299,10 @@ class _SampledPositions:
         self.flags = flat_masks.to_numpy() != IGNORED_TOKEN_ID if whole else np.zeros(count, dtype=bool)
         self.logprobs = flat_logprobs.to_numpy() if whole else np.zeros(count, dtype=np.float32)
         counted = self.flags & np.isfinite(self.logprobs)
-        sums = np.cumsum(np.where(counted, self.logprobs, 0.0), dtype=np.float64)
-        self._sums = np.concatenate(([0.0], sums))
-        self._sampled_before = np.concatenate(([0], np.cumsum(self.flags)))
-        self._counted_before = np.concatenate(([0], np.cumsum(counted)))
+        self._sums = _before(np.where(counted, self.logprobs, 0.0), np.float64)
+        self._sampled_before = _before(self.flags, np.int32)
+        all_counted = np.count_nonzero(counted) == self._sampled_before[-1]
+        self._counted_before = self._sampled_before if all_counted else _before(counted, np.int32)
 
     def bounds(self, row: int) -> tuple[int, int]:
         """First position of `row`, and the one after its last."""
@@ -323,6 +322,13 @@ class _SampledPositions:
             logprob_sum=float(self._sums[end] - self._sums[begin]),
             logprob_count=int(self._counted_before[end] - self._counted_before[begin]),
         )
+
+
+def _before(values: npt.NDArray[Any], type: type[np.generic]) -> npt.NDArray[Any]:  # Any: numbers or flags
+    """Sums of what stands before each position, and of all: [positions + 1]."""
+    sums = np.zeros(len(values) + 1, dtype=type)
+    np.cumsum(values, dtype=type, out=sums[1:])
+    return sums
 
 
 def length_bins(lengths: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:

@@ -113,8 +113,9 @@ class Summary:
 
     def _count_marks(self, metadata: pa.Array) -> None:
         """Count `fork_reason` and `dummy_tokens`, parsing only the rows in which these words stand."""
-        marked = pc.or_(pc.match_substring(metadata, '"fork_reason"'), pc.match_substring(metadata, '"dummy_tokens"'))
-        for text in metadata.filter(marked).to_pylist():
+        for text in metadata.to_pylist():
+            if text is None or not any(mark in text for mark in MARKS):
+                continue
             try:
                 facts = json.loads(text)
             except ValueError:  # found and told by `check_recording`
@@ -177,6 +178,9 @@ class Summary:
                 raise OutputError(f"the summary in a Parquet footer has no usable `{name}`")
         return cls(**{name: facts[name] for name in _COUNTS})
 
+
+MARKS = ('"fork_reason"', '"dummy_tokens"')
+"""What the metadata of rows that are counted by their facts has in it somewhere."""
 
 _COUNTS = tuple(
     field.name for field in dataclasses.fields(Summary) if not field.name.startswith("_") and field.name != "statistics"

@@ -20,6 +20,7 @@ import dataclasses
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any
 
+from managed_cli.tracking.continued import continued_text
 from managed_cli.tracking.masking import PromptEncoding, TrackedNode, extended_prompt, root_prompt
 from managed_cli.tracking.messages import continues, ends_with_answer, follows_in_words, holds_answer, with_content
 from managed_cli.types import Message, Tokenizer
@@ -114,7 +115,7 @@ def _match(text: str, node: TrackedNode, *, answer_goes_on: bool) -> _Match | No
     if span.start == span.end:
         return None
     # The prompt is spelled as earlier prompts were, or the caller hands the node's full text back.
-    texts = {node.continued_text: node.unwritten, node.node.full_text: ()}
+    texts = {node.continued_text: node.unwritten, node.full_text: ()}
     if span.text or end:
         for written, unwritten in texts.items():
             if text.startswith(written):
@@ -135,7 +136,10 @@ def _confirmed(text: str, match: _Match, tokenizer: Tokenizer) -> PromptEncoding
     for suffix_ids in _suffix_encodings(suffix, match.node, tokenizer, after_end_token=match.end_token_written):
         if not match.end_token_written and suffix_ids and suffix_ids[0] in tokenizer.eos_token_ids:
             return None  # the template ends turns with another token than the sampled one: both would stand there
-        spelled = tokenizer.decode([*written_ids, *suffix_ids])
+        if left_out:
+            spelled = tokenizer.decode([*written_ids, *suffix_ids])
+        else:
+            spelled = continued_text(match.node.full_text, node_ids, suffix_ids, tokenizer)
         if spelled == text or spelled == tokenizer.decode(tokenizer.encode_rendered(text)):
             whole = None if left_out else spelled
             return extended_prompt(text, match.node, suffix_ids, spelled=whole, unwritten=match.unwritten)
@@ -230,9 +234,9 @@ def plan_verbatim(
             continue
         after = rendered.partition(ANSWER_PLACEHOLDER)[2]
         suffix = _without_end_of_turn(after, tokenizer) if node.end_token_text else after
-        kept = node.node.full_text
+        kept = node.full_text
         for suffix_ids in _suffix_encodings(suffix, node, tokenizer, after_end_token=True):
-            spelled = tokenizer.decode([*node.node.tokens, *suffix_ids])
+            spelled = continued_text(kept, node.node.tokens, suffix_ids, tokenizer)
             added = spelled[len(kept) :]
             if spelled.startswith(kept) and (added == suffix or _ends_alike(rendered, added, tokenizer)):
                 return extended_prompt(spelled, node, suffix_ids, spelled=spelled)

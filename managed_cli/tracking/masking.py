@@ -106,6 +106,11 @@ class TrackedNode:
         return self.spans[-1]
 
     @property
+    def full_text(self) -> str:
+        """`decode` of the node's tokens."""
+        return self.node.full_text
+
+    @property
     def shown_text(self) -> str:
         """Prompt and completion as a person was given them."""
         return self.prompt_text + self.last_span.text

@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from managed_cli.errors import ContextClosed
 from managed_cli.node import SequenceNode
 from managed_cli.tracking.masking import TrackedNode
+from managed_cli.tracking.replaced import ReplacedNode
 
 
 @dataclasses.dataclass(slots=True, eq=False)
@@ -101,6 +102,20 @@ class NodeTracker:
             return
         at = ticket.place.nodes.index(ticket.replaces)
         ticket.place.nodes[at : at + 1] = nodes
+        if nodes:
+            self._read_off(ticket.replaces, nodes[0])
+
+    def _read_off(self, parent: TrackedNode, extension: TrackedNode) -> None:
+        """Keep `parent`, and what was kept as a beginning of it, as beginnings of `extension` alone."""
+        replaced = ReplacedNode.of(parent, extension)
+        if replaced is parent:
+            return
+        for known in self._known.values():
+            for index, node in enumerate(known):
+                if node is parent:
+                    known[index] = replaced
+                elif isinstance(node, ReplacedNode) and node.by is parent:
+                    node.move_to(extension)
 
     def release(self, ticket: Ticket) -> None:
         """Give back the claim of a call that failed; the node it would have replaced stays."""

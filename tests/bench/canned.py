@@ -24,7 +24,7 @@ PROMPT, PROMPT_LENGTH = "@prompt@", "@prompt length@"
 """Stand in a reply where the prompt's ids and their number belong."""
 
 NEWEST_MODEL = "smollm2"
-CONTEXT_LENGTH = 8192
+CONTEXT_LENGTH = 65_536
 
 Json = dict[str, Any]  # Any: JSON values
 

@@ -7,8 +7,10 @@ import json
 import sys
 import tempfile
 import urllib.request
+from collections.abc import Iterable
 from pathlib import Path
 
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from tests.bench.canned import CONTEXT_LENGTH, REPOSITORY
@@ -35,6 +37,7 @@ class Job:
     Attributes:
         tokens: of each choice.
         concurrency: requests in flight.
+        prompt: of every sample.
     """
 
     kind: str
@@ -42,6 +45,7 @@ class Job:
     n: int
     tokens: int
     concurrency: int
+    prompt: str = PROMPT
 
     @property
     def size(self) -> str:
@@ -60,10 +64,15 @@ def tokenizer_directory() -> Path:
     return found if isinstance(found, Path) else shared_tokenizer_directory()
 
 
-def write_prompts(path: Path, samples: int) -> Path:
+def write_prompts(path: Path, samples: int, prompt: str = PROMPT) -> Path:
     """`path` with one line for each sample."""
-    lines = (json.dumps({"id": f"s-{number:07}", "prompt": PROMPT}) for number in range(samples))
-    path.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
+    return write_lines(path, ({"id": f"s-{number:07}", "prompt": prompt} for number in range(samples)))
+
+
+def write_lines(path: Path, records: Iterable[object]) -> Path:
+    """`path` with one line for each record."""
+    with path.open("w", encoding="utf-8") as lines:
+        lines.writelines(f"{json.dumps(record)}\n" for record in records)
     return path
 
 
@@ -83,7 +92,7 @@ def recorded(job: Job, url: str, where: Path, *options: object) -> Cost:
     Raises:
         RuntimeError: it did not record the job's tokens.
     """
-    prompts, out = write_prompts(where / "prompts.jsonl", job.samples), where / "out.parquet"
+    prompts, out = write_prompts(where / "prompts.jsonl", job.samples, job.prompt), where / "out.parquet"
     cost = measured(
         [sys.executable, "-m", "managed_cli", *recorder_command(job, url, prompts, out, *options)], cwd=where
     )
@@ -105,7 +114,7 @@ def at_the_floor(job: Job, url: str, where: Path) -> Cost:
 
 def by_peer(script: str, job: Job, url: str, where: Path) -> Cost:
     """The cost of a script in `peers/`, in the environment made for them."""
-    prompts, out = write_prompts(where / "prompts.jsonl", job.samples), where / f"{script}.jsonl"
+    prompts, out = write_prompts(where / "prompts.jsonl", job.samples, job.prompt), where / f"{script}.jsonl"
     command = [PEERS_PYTHON, HERE / "peers" / f"{script}.py", url, prompts, job.n, job.tokens, job.concurrency]
     cost = measured([*command, out, tokenizer_directory()], cwd=where)
     with out.open("rb") as lines:
@@ -118,7 +127,7 @@ def by_peer(script: str, job: Job, url: str, where: Path) -> Cost:
 
 def tokens_in(path: Path) -> int:
     """Sampled tokens in a Parquet file."""
-    return int(sum(pq.read_table(path, columns=["completion_length"]).column(0).to_pylist()))
+    return int(pc.sum(pq.read_table(path, columns=["completion_length"]).column(0)).as_py())
 
 
 def require_tokens(job: Job, path: Path) -> None:

@@ -3,6 +3,7 @@ from __future__ import annotations
 import gzip
 import io
 import os
+import random
 import subprocess
 import sys
 import tempfile
@@ -16,6 +17,7 @@ import pytest
 
 from managed_cli.errors import InputError
 from managed_cli.rollout.inputs import InputSource, input_source, numbered_lines
+from managed_cli.rollout.sample_ids import BUCKETS, HashSet
 from managed_cli.rollout.tasks import InputOptions, read_tasks, validate_input
 from tests.rollout.inputs_on_disk import WriteInput, json_lines, refusal, tasks_of
 
@@ -158,6 +160,7 @@ def test_zstd_is_decompressed_as_it_is_read(write: WriteInput) -> None:
 
 
 READ_STDIN = """
+from managed_cli.rollout.sample_ids import BUCKETS, HashSet
 from managed_cli.rollout.tasks import InputOptions, input_source, read_tasks, validate_input
 with input_source("-") as source:
     print(source.name, validate_input(source, InputOptions()).samples)
@@ -222,3 +225,14 @@ def test_lines_end_at_newlines_only(write: WriteInput) -> None:
     path = write("a\u2028b\x0bc\x85d\re\n\nf".encode())
     lines = list(numbered_lines(InputSource.of(path)))
     assert lines == [(1, "a\u2028b\x0bc\x85d\re\n".encode()), (2, b"\n"), (3, b"f")]
+
+
+def test_a_set_of_hashes_holds_what_was_added_and_nothing_else() -> None:
+    hashes, known, chance = HashSet(), set(), random.Random(5)
+    for _ in range(20_000):
+        key = chance.choice((chance.randrange(-(2**63), 2**63), chance.randrange(64) * BUCKETS))
+        assert hashes.add(key) == (key not in known)
+        known.add(key)
+    assert len(hashes) == len(known)
+    assert all(key in hashes for key in known)
+    assert not any(key in hashes for key in (chance.getrandbits(62) for _ in range(1000)) if key not in known)

@@ -24,6 +24,7 @@ class Letters:
     vocab_size = 0x110000
     eos_token_ids = frozenset(ord(end) for end in ENDS)
     over_network = False
+    decodes_bytes = False
 
     def prompt_text(self, text: str) -> str:
         return text

@@ -1,0 +1,107 @@
+"""Whether cost and memory stay what they are while a run, or a conversation, grows."""
+
+from __future__ import annotations
+
+import dataclasses
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from tests.bench.children import Cost, measured, replay_server
+from tests.bench.jobs import Job, recorded, recorder_command, tokenizer_directory, workplace, write_lines
+from tests.bench.tables import MILLION, markdown
+
+SHORT_PROMPT = "What is 17 times 23?"
+SIZES = (1_000, 10_000, 100_000, 1_000_000)
+COMPARED_WITH = 10_000
+
+TURN_TOKENS = 512
+"""Sampled in each turn; the question before it has about as many."""
+
+QUESTION = "Go on, and say why every step of it holds. " * 46
+CONVERSATIONS = {8: 128, 16: 64, 32: 32}
+"""Turns → conversations, of the same number of turns in all."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Sized:
+    """One run: how large, and its cost without the start."""
+
+    size: int
+    units: int
+    cpu: float
+    peak_mb: float
+
+    def to_json(self) -> dict[str, object]:
+        """As it stands in the JSON file."""
+        return dataclasses.asdict(self)
+
+
+def growing_runs(largest: int, told: Callable[[str], None]) -> tuple[str, list[Sized]]:
+    """Short prompts with 16 sampled tokens, 256 in flight: CPU per row, and peak memory, of ever more samples."""
+    sizes = [size for size in SIZES if size <= largest]
+    job = Job(kind="vllm", samples=1, n=1, tokens=16, concurrency=256, prompt=SHORT_PROMPT)
+    found = []
+    with workplace() as directory, replay_server("vllm", tokenizer_directory(), job.size) as url:
+        start = recorded(job, url, Path(directory))
+        for size in sizes:
+            cost = recorded(dataclasses.replace(job, samples=size), url, Path(directory))
+            told(f"{size:,} samples: {cost.cpu:.2f} s of CPU, {cost.wall:.1f} s, {cost.peak_mb:.0f} MB")
+            found.append(Sized(size, size, cost.cpu - start.cpu, cost.peak_mb))
+    other = next((each for each in found if each.size == COMPARED_WITH), found[0])
+    rows = [
+        [
+            f"{each.size:,}",
+            1000.0 * each.cpu / each.units,
+            (each.cpu / each.units) / (other.cpu / other.units),
+            each.peak_mb,
+            each.peak_mb / other.peak_mb,
+        ]
+        for each in found
+    ]
+    against = f"x that of {other.size:,}"
+    return markdown(["samples", "CPU ms / row, without start", against, "peak MB", against], rows), found
+
+
+def growing_conversations(told: Callable[[str], None]) -> tuple[str, list[Sized]]:
+    """Chats of 8, 16 and 32 turns, up to 32 thousand tokens: CPU per token of a row."""
+    found = []
+    with workplace() as directory, replay_server("vllm", tokenizer_directory(), f"1x{TURN_TOKENS}") as url:
+        start, _ = _conversations(url, Path(directory), 1, 1)
+        for turns, count in CONVERSATIONS.items():
+            cost, tokens = _conversations(url, Path(directory), turns, count)
+            told(f"{count} conversations of {turns} turns, {tokens:,} tokens: {cost.cpu:.2f} s of CPU")
+            found.append(Sized(turns, tokens, cost.cpu - start.cpu, cost.peak_mb))
+    first = found[0]
+    rows = [
+        [
+            each.size,
+            f"{each.units // CONVERSATIONS[each.size]:,}",
+            MILLION * each.cpu / each.units,
+            (each.cpu / each.units) / (first.cpu / first.units),
+            each.peak_mb,
+        ]
+        for each in found
+    ]
+    columns = ["turns", "tokens of a row", "CPU s / 10^6 tokens, without start", f"x that of {first.size}", "peak MB"]
+    return markdown(columns, rows), found
+
+
+def _conversations(url: str, where: Path, turns: int, count: int) -> tuple[Cost, int]:
+    """The cost of so many conversations, and the tokens of their rows."""
+    out = where / "out.parquet"
+    records = ({"id": f"c-{number}", "turns": [QUESTION] * turns} for number in range(count))
+    prompts = write_lines(where / "prompts.jsonl", records)
+    job = Job(kind="vllm", samples=count, n=1, tokens=TURN_TOKENS, concurrency=32)
+    command = recorder_command(job, url, prompts, out, "--history", "verbatim")
+    cost = measured([sys.executable, "-m", "managed_cli", *command], cwd=where)
+    table = pq.read_table(out, columns=["prompt_length", "completion_length"])
+    if table.num_rows != count:
+        raise RuntimeError(f"{table.num_rows} rows for {count} conversations: a turn did not extend the one before it")
+    sampled = int(pc.sum(table.column("completion_length")).as_py())
+    if sampled != turns * count * TURN_TOKENS:
+        raise RuntimeError(f"{sampled} sampled tokens, not {turns * count * TURN_TOKENS}")
+    return cost, sampled + int(pc.sum(table.column("prompt_length")).as_py())
