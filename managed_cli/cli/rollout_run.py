@@ -26,7 +26,7 @@ from managed_cli.rollout.pool import ServerPool
 from managed_cli.rollout.runner import Runner
 from managed_cli.rollout.sample_run import roll_out
 from managed_cli.rollout.stop import Stop, listening_to_signals
-from managed_cli.rollout.tasks import InputFiles, InputReport, input_files, read_samples, validate_input
+from managed_cli.rollout.tasks import InputFiles, InputReport, input_files, read_owed_samples, validate_input
 from managed_cli.storage.shards import ShardedOutput, open_output
 
 COLLECT_AFTER_ALLOCATIONS = 100_000
@@ -80,15 +80,10 @@ async def _record(
             output.describe_run(facts, fingerprint=fingerprint(config, server))
             if not quiet:
                 say(start_lines(config, server, report, source, output))
-            note = tokenizer_note(server)
-            if note is not None:
-                say(f"note: {server.tokenizer.name}: {note}")
             progress = Progress(total=report.samples, seconds_without_server=lambda: pool.waiting_seconds)
-            samples = read_samples(source, config.input)
+            samples = read_owed_samples(source, config.input, output.standing)
             runner = Runner(config, samples, pool, output, progress, stop, do=roll_out)
-            fault = await run_to_its_end(runner, stop, quiet=quiet)
-            progress.count_outages(pool.outages())
-            outcome = await concluded(output, progress, stop, fault)
+            outcome = await run_to_its_outcome(runner, pool, output, stop, quiet=quiet)
             _tell(outcome, facts, progress, quiet=quiet, as_json=as_json)
             return int(outcome.code)
 
@@ -118,7 +113,19 @@ def warn_of_placeholders() -> None:
     say("warning: an OpenAI endpoint gives no token ids: rows hold placeholder tokens and cannot be trained on")
 
 
-async def run_to_its_end(runner: Runner, stop: Stop, *, quiet: bool) -> ManagedCliError | None:
+async def run_to_its_outcome(
+    runner: Runner, pool: ServerPool, output: ShardedOutput, stop: Stop, *, quiet: bool
+) -> Outcome:
+    """How the run ended, once it has; what is unusual about its tokenizer is said before it begins."""
+    note = tokenizer_note(pool.reference)
+    if note is not None:
+        say(f"note: {pool.reference.tokenizer.name}: {note}")
+    fault = await _run_to_its_end(runner, stop, quiet=quiet)
+    runner.progress.count_outages(pool.outages())
+    return await _concluded(output, runner.progress, stop, fault)
+
+
+async def _run_to_its_end(runner: Runner, stop: Stop, *, quiet: bool) -> ManagedCliError | None:
     """The fault that ended the run early, or None."""
     fault = None
     async with asyncio.TaskGroup() as tasks:
@@ -140,7 +147,7 @@ async def _tell_of_stop(runner: Runner, stop: Stop) -> None:
         say(waiting_line(runner.progress, runner.config.grace_seconds))
 
 
-async def concluded(output: ShardedOutput, progress: Progress, stop: Stop, fault: ManagedCliError | None) -> Outcome:
+async def _concluded(output: ShardedOutput, progress: Progress, stop: Stop, fault: ManagedCliError | None) -> Outcome:
     """How the run ended; where every sample is settled, the output is finished."""
     where = f"{output.growing_path}/"
     if fault is None and progress.done == progress.total:
@@ -180,12 +187,7 @@ def _tell(
         say(last_lines(outcome, progress))
     if as_json:
         summary = {
-            "state": outcome.state,
-            "exit_code": int(outcome.code),
-            "error": outcome.fault.message if outcome.fault else None,
-            "out": outcome.where,
-            "rows_on_disk": outcome.rows_on_disk,
-            "failures": outcome.failures,
+            **outcome.to_json(),
             **progress.to_json(),
             "model": facts["model"],
             "server": facts["server"],

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from typing import overload
 
 from managed_cli.errors import InputError
 from managed_cli.rollout.input_files import InputFiles
 from managed_cli.rollout.input_options import DEFAULT_ID_FIELD, InputOptions
 from managed_cli.rollout.jsonl import quoted
 from managed_cli.rollout.openai_requests import BATCH_ID_FIELD
-from managed_cli.rollout.samples import BadLine, Origin, RepeatedId, Task, parsed_samples
+from managed_cli.rollout.samples import BadLine, Origin, RepeatedId, SettledIds, SettledLine, Task, parsed_samples
 
 MAX_BAD_LINES_SHOWN = 10
 """Enough to see a pattern, few enough for a terminal; the rest is counted."""
@@ -18,14 +19,25 @@ FirstPlaces = Mapping[str, tuple[Origin, int]]
 """Sample id → the first line that has it."""
 
 
-def settled(files: InputFiles, options: InputOptions) -> Iterator[Task | BadLine]:
+@overload
+def settled(files: InputFiles, options: InputOptions) -> Iterator[Task | BadLine]: ...
+@overload
+def settled(
+    files: InputFiles, options: InputOptions, *, earlier: SettledIds | None
+) -> Iterator[Task | BadLine | SettledLine]: ...
+def settled(
+    files: InputFiles, options: InputOptions, *, earlier: SettledIds | None = None
+) -> Iterator[Task | BadLine | SettledLine]:
     """The samples in the order of their lines; each line that cannot be used is a bad one.
 
     An input with repeated ids is read twice more to find them: their first places are then kept in memory, unless bad
     lines end the run anyway.
+
+    Args:
+        earlier: finds lines that earlier sessions have settled.
     """
     first: FirstPlaces | None = None
-    for origin, number, outcome in parsed_samples(files, options):
+    for origin, number, outcome in parsed_samples(files, options, settled=earlier):
         if isinstance(outcome, RepeatedId):
             if options.on_bad_line == "fail":
                 first = _first_places(files, options, {outcome.task.sample_id})

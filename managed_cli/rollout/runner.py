@@ -18,7 +18,7 @@ from managed_cli.managed.servers import Server
 from managed_cli.rollout.config import RolloutConfig
 from managed_cli.rollout.events import CountedRow, Progress
 from managed_cli.rollout.pool import ServerPool, StoppedWaiting
-from managed_cli.rollout.samples import BadLine
+from managed_cli.rollout.samples import BadLine, SettledLine
 from managed_cli.rollout.stop import Stop
 from managed_cli.storage.shards import ShardedOutput
 from managed_cli.storage.standing import SampleStanding
@@ -60,7 +60,7 @@ class Runner:
     def __init__(
         self,
         config: RolloutConfig,
-        tasks: Iterator[AnySample | BadLine],
+        tasks: Iterator[AnySample | BadLine | SettledLine],
         pool: ServerPool,
         output: ShardedOutput,
         progress: Progress,
@@ -70,7 +70,7 @@ class Runner:
     ) -> None:
         self.config = config
         self.progress = progress
-        self._tasks: Iterator[Sample | BadLine] = tasks
+        self._tasks: Iterator[Sample | BadLine | SettledLine] = tasks
         self._do: Callable[[Any, Server, RolloutConfig], Awaitable[Sequence[CountedRow]]] = do  # Any: one of `tasks`
         self._pool = pool
         self._output = output
@@ -111,7 +111,9 @@ class Runner:
         for task in self._tasks:
             if self._stop.asked.is_set():
                 return
-            if self._is_settled(task.sample_id):
+            if isinstance(task, SettledLine) or self._is_settled(task.sample_id):
+                if isinstance(task, SettledLine):
+                    self.progress.count_earlier(recorded=task.standing is SampleStanding.RECORDED)
                 await self._breathe()
                 continue
             if isinstance(task, BadLine):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
+from collections.abc import Sequence
 from typing import Any
 
 from managed_cli.managed.server import ManagedServer
@@ -11,6 +12,7 @@ from managed_cli.managed.servers import Server
 from managed_cli.node import SequenceNode
 from managed_cli.rollout.config import RolloutConfig
 from managed_cli.rollout.samples import Task
+from managed_cli.tracking.masking import TrackedNode
 from managed_cli.types import Message, SamplingParams
 
 SEED_BITS = 31
@@ -58,7 +60,7 @@ async def roll_out(task: Task, server: Server, config: RolloutConfig) -> list[Se
         if task.turns is not None:
             await _answer_turns(task, managed, config)
         else:
-            await managed.sample(
+            nodes, _ = await managed.sample(
                 prompt=task.prompt,
                 prompt_ids=task.prompt_ids,
                 messages=task.messages,
@@ -66,7 +68,19 @@ async def roll_out(task: Task, server: Server, config: RolloutConfig) -> list[Se
                 sampling=task_sampling(task, config.sampling, 0, last_turn=True),
                 max_total_tokens=config.max_total_tokens,
             )
+            _say_what_was_sent(nodes, task, task.messages)
         return managed.take_nodes()
+
+
+def _say_what_was_sent(nodes: Sequence[TrackedNode], task: Task, messages: Sequence[Message] | None) -> None:
+    """Put the chat that the template was given for the last sampled turn into the metadata of that turn's rows."""
+    if messages is None:
+        return
+    sent: dict[str, Any] = {"messages": list(messages)}  # Any: JSON values
+    if task.tools is not None:
+        sent["tools"] = list(task.tools)
+    for tracked in nodes:
+        tracked.node.metadata.update(sent)
 
 
 async def _answer_turns(task: Task, managed: ManagedServer, config: RolloutConfig) -> None:
@@ -82,4 +96,5 @@ async def _answer_turns(task: Task, managed: ManagedServer, config: RolloutConfi
             sampling=task_sampling(task, config.sampling, turn, last_turn=last_turn),
             max_total_tokens=config.max_total_tokens,
         )
+        _say_what_was_sent(nodes, task, messages)
         messages.append({"role": "assistant", "content": nodes[0].last_span.text})

@@ -7,15 +7,19 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any
+from typing import Any, overload
+
+import msgspec
 
 from managed_cli.errors import InputError
 from managed_cli.rollout.dialects import parse_content, take_id
 from managed_cli.rollout.input_files import InputFiles
 from managed_cli.rollout.input_options import CHAT_FIELDS, DEFAULT_ID_FIELD, InputFormat, InputOptions
-from managed_cli.rollout.jsonl import fault
+from managed_cli.rollout.jsonl import fault, parse_object
+from managed_cli.rollout.openai_requests import BATCH_ID_FIELD
 from managed_cli.rollout.records import record_bytes, records_of
 from managed_cli.rollout.sample_ids import SampleIds, canonical_json
+from managed_cli.storage.standing import SampleStanding
 from managed_cli.types import Message, SamplingParams
 
 __all__ = [
@@ -34,8 +38,7 @@ BAD_LINE_SALT = b"bad line\0"
 _NO_OVERRIDES: Mapping[str, object] = {}
 
 
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Task:
+class Task(msgspec.Struct, frozen=True, kw_only=True):  # made a million times: in a third of a dataclass's time
     """One sample to roll out; exactly one of `prompt`, `prompt_ids`, `messages` and `turns` is set.
 
     Attributes:
@@ -59,8 +62,8 @@ class Task:
     turns: tuple[str, ...] | None = None
     system: str | None = None
     tools: tuple[Message, ...] | None = None
-    overrides: Mapping[str, object] = dataclasses.field(default_factory=dict)
-    fields: Mapping[str, object] = dataclasses.field(default_factory=dict)
+    overrides: Mapping[str, object] = {}
+    fields: Mapping[str, object] = {}
     kind: InputFormat = "auto"
     source: str
     line: int
@@ -105,6 +108,13 @@ class BadLine:
         return f"{self.place}: {self.error}"
 
 
+class SettledLine(msgspec.Struct, frozen=True):
+    """A line of which only the id was read: an earlier session has settled its sample."""
+
+    sample_id: str
+    standing: SampleStanding
+
+
 @dataclasses.dataclass(frozen=True, slots=True)
 class RepeatedId:
     """A sample whose id an earlier line seems to have; `spare_id` is another one for it."""
@@ -134,10 +144,50 @@ class Origin:
         return f"{self.unit or 'line '}{number}" if other == self else self.place(number)
 
 
+class SettledIds:
+    """Tells of a JSON line, by its id alone, whether an earlier session has settled its sample.
+
+    Only for an input that has been checked, without lines to be skipped: there, ids are known to be different, and
+    what else a settled line holds need not be read again, which takes twice the time.
+
+    Args:
+        standing: of a sample.
+    """
+
+    def __init__(self, options: InputOptions, standing: Callable[[str], SampleStanding]) -> None:
+        self._standing = standing
+        fields = [("id", str | int | None, None), ("other", msgspec.Raw, msgspec.Raw())]
+        names = {"id": options.id_field, "other": BATCH_ID_FIELD}
+        line = msgspec.defstruct("Line", fields, rename=names, gc=False)
+        self._decode: Callable[[bytes], Any] = msgspec.json.Decoder(line).decode  # Any: that struct
+
+    def find(self, record: bytes) -> SettledLine | None:
+        """The line, where it is one of a settled sample; None where it has to be read to know."""
+        try:
+            line = self._decode(record)
+        except (msgspec.DecodeError, RecursionError):
+            return None
+        if line.other or not line.id:
+            return None  # a batch line has its id elsewhere; a derived one takes the content
+        standing = self._standing(str(line.id))
+        return None if standing is SampleStanding.OWED else SettledLine(str(line.id), standing)
+
+
+@overload
 def parsed_samples(
     files: InputFiles, options: InputOptions
-) -> Iterator[tuple[Origin, int, Task | RepeatedId | BadLine]]:
+) -> Iterator[tuple[Origin, int, Task | RepeatedId | BadLine]]: ...
+@overload
+def parsed_samples(
+    files: InputFiles, options: InputOptions, *, settled: SettledIds | None
+) -> Iterator[tuple[Origin, int, Task | RepeatedId | BadLine | SettledLine]]: ...
+def parsed_samples(
+    files: InputFiles, options: InputOptions, *, settled: SettledIds | None = None
+) -> Iterator[tuple[Origin, int, Task | RepeatedId | BadLine | SettledLine]]:
     """For each record its file, its number, and the sample or what is wrong with it; blank lines are left out.
+
+    Args:
+        settled: finds lines that are to be passed over, in an input that has been checked.
 
     Raises:
         InputError: a file cannot be read, or the run's system message has no place in a prompt.
@@ -146,7 +196,14 @@ def parsed_samples(
     for file, label in zip(files.files, files.labels, strict=True):
         records = records_of(file)
         origin = Origin(file.name, label, records.unit)
+        by_id = settled is not None and records.parse is parse_object
         for number, record in records.numbered:
+            if settled is not None and by_id and (line := settled.find(record)) is not None:
+                yield origin, number, line
+                used += 1
+                if used == options.limit:
+                    return
+                continue
             outcome = _parse_sample(record, records.parse, origin, number, options, ids)
             if options.system is not None and isinstance(outcome, Task):
                 _refuse_system_without_chat(outcome, origin)

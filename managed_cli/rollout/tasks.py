@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 from managed_cli.errors import InputError
@@ -16,7 +16,8 @@ from managed_cli.rollout.input_options import InputPart
 from managed_cli.rollout.inputs import InputSource, input_source, spooled_stdin
 from managed_cli.rollout.refusals import MAX_BAD_LINES_SHOWN, Refusals, error_about, settled
 from managed_cli.rollout.sample_ids import canonical_json
-from managed_cli.rollout.samples import BadLine, InputOptions, Task, parsed_samples
+from managed_cli.rollout.samples import BadLine, InputOptions, SettledIds, SettledLine, Task, parsed_samples
+from managed_cli.storage.standing import SampleStanding
 
 __all__ = [
     "BadLine",
@@ -27,6 +28,7 @@ __all__ = [
     "Task",
     "input_files",
     "input_source",
+    "read_owed_samples",
     "read_samples",
     "read_tasks",
     "spooled_stdin",
@@ -106,8 +108,28 @@ def read_samples(given: Input, options: InputOptions) -> Iterator[Task | BadLine
     Raises:
         InputError: at the first bad line that is not skipped; `validate_input` tells about all of them beforehand.
     """
+    return (sample for sample in _read(given, options, None) if not isinstance(sample, SettledLine))
+
+
+def read_owed_samples(
+    given: Input, options: InputOptions, standing: Callable[[str], SampleStanding]
+) -> Iterator[Task | BadLine | SettledLine]:
+    """As `read_samples`; a line whose id says that its sample is settled may be told by that alone.
+
+    Args:
+        standing: what is still to be done for a sample.
+    """
+    return _read(given, options, SettledIds(options, standing) if options.on_bad_line == "fail" else None)
+
+
+def _read(given: Input, options: InputOptions, earlier: SettledIds | None) -> Iterator[Task | BadLine | SettledLine]:
+    """The samples of the part that is used.
+
+    Raises:
+        InputError: at the first bad line that is not skipped; `validate_input` tells about all of them beforehand.
+    """
     files = InputFiles.of(given)
-    for sample in settled(files, options):
+    for sample in settled(files, options, earlier=earlier):
         if isinstance(sample, BadLine) and options.on_bad_line == "fail":
             raise error_about([sample], files, count=1, checked=1)
         if options.part is None or options.part.holds(sample.sample_id):

@@ -4,6 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import json
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import pyarrow as pa
 
 from managed_cli.storage import layout
 from managed_cli.storage.footer import Footer
@@ -18,17 +22,24 @@ def put_final_file(place: layout.OutputPlace, footer: Footer, row_format: RowFor
     Raises:
         OSError, OutputError: it cannot be written; the shards are whole, and `place.final` is what it was.
     """
-    shards = described_files(layout.shards_in(place.growing), row_format)
-    if len(shards) == 1 and shards[0].run_facts == json.loads(footer.run_facts):
-        shards[0].path.rename(place.final)  # does nothing where `final` is another name of the same file
+    shards = layout.shards_in(place.growing)
+    if len(shards) == 1 and described_files(shards, row_format)[0].run_facts == json.loads(footer.run_facts):
+        shards[0].rename(place.final)  # does nothing where `final` is another name of the same file
     else:
         temp = place.growing / layout.MERGED_TEMP_NAME
-        write_parquet(temp, (batch for shard in shards for batch in shard.iter_batches()), footer, row_format)
+        write_parquet(temp, _batches_of(shards, row_format), footer, row_format)
         temp.rename(place.final)
     fsync_directory(place.final.parent)
     # The file is complete: a shard that cannot be removed now is clutter, which the mark tells from rows.
     with contextlib.suppress(OSError):
         _remove_merged_shards(place)
+
+
+def _batches_of(shards: Sequence[Path], row_format: RowFormat) -> Iterator[pa.RecordBatch]:
+    """The rows of all shards, in order; one shard at a time is described, since what footers say adds up."""
+    for shard in shards:
+        for file in described_files([shard], row_format):
+            yield from file.iter_batches()
 
 
 def _remove_merged_shards(place: layout.OutputPlace) -> None:

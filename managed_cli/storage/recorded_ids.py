@@ -24,6 +24,9 @@ DIGEST_BYTES = 16
 
 _HALF = DIGEST_BYTES // 2
 
+LEADING_BITS = 12
+"""Of a digest, by which a search begins near its end: 8 steps of 20 are left at a million ids."""
+
 
 def sample_digest(sample_id: str) -> bytes:
     """What stands for `sample_id` in a set: 16 bytes of BLAKE2b."""
@@ -54,6 +57,8 @@ class RecordedIds:
     def __init__(self, digests: npt.NDArray[np.uint64] | None = None) -> None:
         halves = np.empty((0, 2), dtype=np.uint64) if digests is None else digests
         self._first, self._second = (array.array("Q", halves[:, column].tobytes()) for column in (0, 1))
+        borders = np.arange(1, 2**LEADING_BITS, dtype=np.uint64) << np.uint64(64 - LEADING_BITS)
+        self._begins = array.array("Q", [0, *np.searchsorted(halves[:, 0], borders).tolist(), len(halves)])
 
     @classmethod
     def of(cls, sample_ids: Iterable[str]) -> Self:
@@ -69,7 +74,8 @@ class RecordedIds:
     def has_digest(self, digest: bytes) -> bool:
         """Whether the id that `digest` stands for is in the set."""
         first, second = int.from_bytes(digest[:_HALF], "big"), int.from_bytes(digest[_HALF:], "big")
-        place = bisect.bisect_left(self._first, first)
+        leading = first >> (64 - LEADING_BITS)
+        place = bisect.bisect_left(self._first, first, self._begins[leading], self._begins[leading + 1])
         while place < len(self._first) and self._first[place] == first:
             if self._second[place] == second:
                 return True
