@@ -14,7 +14,7 @@ def holds_answer(row: Mapping[str, Any]) -> float | None:  # Any: the columns' v
     """1.0 where it does, 0.0 where not, None (the row is left out) for a line without an answer.
 
     `row` has every column by name; `fields` is what the input line had beside the prompt, `completion` the text of the
-    last sampled turn.
+    last sampled turn, `messages` a chat with its answer.
     """
     answer = row["fields"].get("answer")
     return None if answer is None else float(str(answer) in row["completion"])

@@ -23,6 +23,9 @@ from __future__ import annotations
 import enum
 from collections.abc import Sequence
 
+DOCTOR_HINT = "`managed-cli doctor` shows what this server returns, and what to do about it"
+"""For breaches of the contract that say no more themselves."""
+
 
 class ExitCode(enum.IntEnum):
     """What the process says to the shell when it ends."""

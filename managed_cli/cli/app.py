@@ -10,7 +10,7 @@ import traceback
 import click
 
 from managed_cli import __version__
-from managed_cli.errors import ExitCode, ManagedCliError
+from managed_cli.errors import DOCTOR_HINT, ExitCode, ManagedCliError, ServerContractError
 
 COMMANDS = {
     "rollout": (
@@ -87,6 +87,8 @@ def run(arguments: list[str]) -> int:
         click.echo("interrupted before anything was begun", err=True)
         return int(ExitCode.SIGINT)
     except ManagedCliError as error:
+        if isinstance(error, ServerContractError) and error.hint is None:
+            error.hint = DOCTOR_HINT
         click.echo(error.report(), err=True)
         return int(error.exit_code)
     except NotImplementedError as error:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import sys
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -53,7 +54,7 @@ def doctor_command(as_json: bool, **options: Any) -> int:  # Any: click hands ev
 
     Is it reachable, are its ids ours, does it take ids as they are and send those that it sampled, end token included,
     each with its own logprob, raw or processed; does it honour seeds and stop strings; does the chat template keep
-    earlier turns. Nothing is recorded; some thousand tokens are sampled.
+    earlier turns. Nothing is recorded; up to a thousand tokens are sampled.
 
     \b
     managed-cli doctor --server-type vllm
@@ -72,7 +73,10 @@ def doctor_command(as_json: bool, **options: Any) -> int:  # Any: click hands ev
     else:
         from managed_cli.doctor.checkup import examine_server
 
-        checkup = asyncio.run(examine_server(_config(options)))
+        config = _config(options)
+        if sys.stderr.isatty():  # the report comes as a whole, and only then
+            click.echo(f"probing {options['server_type']}: seconds on a GPU, a minute on a CPU", err=True)
+        checkup = asyncio.run(examine_server(config))
     if as_json:
         click.echo(json.dumps(_document(checkup, options)))
     else:

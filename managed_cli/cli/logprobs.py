@@ -113,6 +113,6 @@ def logprobs_command(**options: Any) -> int:  # Any: click hands every option ov
     from managed_cli.cli.rollout_options import rollout_config
     from managed_cli.scoring.scorers import refuse_server_without_prompt_logprobs
 
-    refuse_server_without_prompt_logprobs(options["server_type"])
+    refuse_server_without_prompt_logprobs(options["server_type"], hint="vllm, sglang and trl score prompts")
     config = rollout_config({**_UNUSED_SAMPLING, **options})
     return execute(inputs, config, top_k=top_k, rows=rows, quiet=quiet, as_json=as_json)

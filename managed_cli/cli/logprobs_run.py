@@ -15,8 +15,8 @@ import click
 from managed_cli import __version__
 from managed_cli.cli.console import counted, duration, say
 from managed_cli.cli.rollout_report import Outcome, failed_lines, interrupted_early, last_line
-from managed_cli.cli.rollout_run import concluded, run_to_its_end, server_names, tokenizer_facts, tokenizer_note
-from managed_cli.errors import ConfigError, ExitCode, Interrupted
+from managed_cli.cli.rollout_run import run_to_its_outcome, server_names, tokenizer_facts
+from managed_cli.errors import ConfigError, ExitCode, Interrupted, ServerRefused
 from managed_cli.managed.servers import Server
 from managed_cli.rollout.config import RolloutConfig
 from managed_cli.rollout.events import CountedRow, Progress
@@ -109,6 +109,12 @@ async def _record(
                 # One request that shows whether the server gives so many alternatives at all.
                 probe = server.tokenizer.encode_prompt(PROBE_TEXT)
                 await stop.unless_asked(server.backend.prompt_logprobs(probe, settings["top_k"]))
+            except ServerRefused as refused:
+                refused.hint = refused.hint or (
+                    "a smaller --top-k, or a server that gives more (vLLM: --max-logprobs); "
+                    "`managed-cli doctor` finds the largest"
+                )
+                raise
             except Interrupted as interrupted:
                 say(interrupted_early(config))
                 return int(interrupted.exit_code)
@@ -121,15 +127,10 @@ async def _record(
             output.describe_run(facts, fingerprint={**settings, **identity})
             if not quiet:
                 say(_start_lines(source, config, server, output, settings["top_k"]))
-            note = tokenizer_note(server)
-            if note is not None:
-                say(f"note: {server.tokenizer.name}: {note}")
             progress = Progress(total=source.samples, seconds_without_server=lambda: pool.waiting_seconds)
             do = _scoring(source, settings["top_k"])
             runner = Runner(config, source.read(config), pool, output, progress, stop, do=do)
-            fault = await run_to_its_end(runner, stop, quiet=quiet)
-            progress.count_outages(pool.outages())
-            outcome = await concluded(output, progress, stop, fault)
+            outcome = await run_to_its_outcome(runner, pool, output, stop, quiet=quiet)
             _tell(outcome, facts, progress, quiet=quiet, as_json=as_json)
             return int(outcome.code)
 
@@ -187,12 +188,7 @@ def _tell(
         say("\n".join([*lines, last_line(outcome, progress, inspectable=False)]))
     if as_json:
         summary = {
-            "state": outcome.state,
-            "exit_code": int(outcome.code),
-            "error": outcome.fault.message if outcome.fault else None,
-            "out": outcome.where,
-            "rows_on_disk": outcome.rows_on_disk,
-            "failures": outcome.failures,
+            **outcome.to_json(),
             "samples": progress.total,
             "recorded": progress.recorded,
             "failed": progress.failed,

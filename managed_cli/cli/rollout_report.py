@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
+from typing import Any
 
 from managed_cli.cli.console import counted, duration
-from managed_cli.errors import ExitCode, ManagedCliError
+from managed_cli.errors import DOCTOR_HINT, ExitCode, ManagedCliError, ServerContractError
 from managed_cli.managed.servers import Server
 from managed_cli.rollout.config import RolloutConfig
 from managed_cli.rollout.events import Progress, ServerCounts
@@ -31,6 +32,17 @@ class Outcome:
     failures: str | None
     rows_on_disk: int
     samples_on_disk: int
+
+    def to_json(self) -> dict[str, Any]:  # Any: JSON values
+        """What `--json` says first of any run."""
+        return {
+            "state": self.state,
+            "exit_code": int(self.code),
+            "error": self.fault.message if self.fault else None,
+            "out": self.where,
+            "rows_on_disk": self.rows_on_disk,
+            "failures": self.failures,
+        }
 
 
 def start_lines(
@@ -78,6 +90,8 @@ def failed_lines(outcome: Outcome, progress: Progress) -> list[str]:
     lines = [f"{progress.failed:,} of {counted(progress.total, 'sample')} failed{classes}; see {outcome.failures}"]
     if progress.first_failure is not None:
         lines.append(f"  the first: {progress.first_failure}")
+    if ServerContractError.__name__ in progress.failure_classes:
+        lines.append(f"  {DOCTOR_HINT}")
     return lines
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import gc
 import json
 import platform
 import warnings
@@ -28,9 +27,6 @@ from managed_cli.rollout.sample_run import roll_out
 from managed_cli.rollout.stop import Stop, listening_to_signals
 from managed_cli.rollout.tasks import InputFiles, InputReport, input_files, read_owed_samples, validate_input
 from managed_cli.storage.shards import ShardedOutput, open_output
-
-COLLECT_AFTER_ALLOCATIONS = 100_000
-"""Container objects between two looks for cycles; some seconds of a run, and some megabytes at most."""
 
 
 def execute(inputs: Sequence[str], config: RolloutConfig, *, dry_run: bool, quiet: bool, as_json: bool) -> int:
@@ -71,7 +67,6 @@ async def _record(
             except Interrupted as interrupted:
                 say(interrupted_early(config))
                 return int(interrupted.exit_code)
-            collect_rarely()
             server = pool.reference
             server.backend.check_sampling(config.sampling)
             if config.server.server_type == "openai":
@@ -86,16 +81,6 @@ async def _record(
             outcome = await run_to_its_outcome(runner, pool, output, stop, quiet=quiet)
             _tell(outcome, facts, progress, quiet=quiet, as_json=as_json)
             return int(outcome.code)
-
-
-def collect_rarely() -> None:
-    """Let Python look for reference cycles seldom, and never among what was loaded before the run.
-
-    Replies and rows are lists of numbers without cycles: looking through those in flight at the usual pace took a fifth
-    of a run's time (256 in flight, 8 choices of 512 tokens), and half of it for TRL's nested lists.
-    """
-    gc.freeze()
-    gc.set_threshold(COLLECT_AFTER_ALLOCATIONS, 50, 50)
 
 
 def server_names(config: RolloutConfig, server: Server) -> list[str]:

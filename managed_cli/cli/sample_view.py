@@ -13,6 +13,7 @@ from managed_cli.cli.recording_view import last_text, show_title
 from managed_cli.cli.token_texts import find_sampled_spans
 from managed_cli.cli.tokens_view import metadata_of
 from managed_cli.storage.reader import Recording
+from managed_cli.tracking.messages import content_text
 
 NARROWEST_COLUMN = 36
 """Cells of a choice beside others; narrower text is hard to read."""
@@ -139,11 +140,31 @@ def _column(number: int, row: Row, width: int, *, same_as: int | None) -> list[t
     if same_as is not None:
         return [*lines, (f"the very tokens of row {same_as:,}", "yellow")]
     turns = _turn_texts(row)
+    asked = _asked_between(row, len(turns))
     for turn, text in enumerate(turns, start=1):
         if len(turns) > 1:
             lines.append((f"turn {turn}", "bold dim"))
+        for message in asked[turn - 1]:
+            lines += [(line, "dim") for line in wrapped(message, width)]
         lines += [(line, "") for line in wrapped(text, width)]
     return lines
+
+
+def _asked_between(row: Row, turns: int) -> list[list[str]]:
+    """For each turn, the messages that followed the answer before it, as `role: words`; the first turn's are the
+    prompt, which stands above. Without recorded messages there are none."""
+    sent = metadata_of(row).get("messages")
+    asked: list[list[str]] = [[]]
+    for message in sent if isinstance(sent, list) and turns > 1 else []:
+        if not isinstance(message, dict):
+            continue
+        if message.get("role") == "assistant":
+            asked.append([])
+        else:
+            asked[-1].append(f"{message.get('role')}: {content_text(message.get('content'))}")
+    # Counted from the end: a chat may hold answers of its own before the first that was sampled.
+    last = asked[-turns:]
+    return [[], *last[1:]] if len(last) == turns else [[] for _ in range(turns)]
 
 
 def _turn_texts(row: Row) -> Sequence[str]:

@@ -88,7 +88,7 @@ def _row_facts(row: Row, metadata: Mapping[str, Any]) -> list[tuple[str, str]]: 
         ("mean logprob", "none: nothing was sampled" if mean is None else f"{mean:.4f} per sampled token"),
     ]
     # Shown above, below as turns, or made of the whole row.
-    told = {"sample_id", "choice_index", "node_id", "parent_id", "finish_reason", "stop_reason", "turns"}
+    told = {"sample_id", "choice_index", "node_id", "parent_id", "finish_reason", "stop_reason", "turns", "messages"}
     facts += [(key.replace("_", " "), in_words(value)) for key, value in metadata.items() if key not in told]
     return facts
 

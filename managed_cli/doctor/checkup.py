@@ -13,15 +13,19 @@ from managed_cli.doctor.template import examine_tokenizer
 from managed_cli.errors import ManagedCliError, ServerUnreachable
 from managed_cli.managed.config import APIServerConfig
 from managed_cli.managed.dummy import OPT_IN_VARIABLE
-from managed_cli.managed.servers import Server, expecting_answers, server_for
+from managed_cli.managed.servers import ANSWERS_SECONDS, Server, expecting_answers, server_for
 from managed_cli.tokenizers import LlamaCppTokenizer, load_tokenizer
 from managed_cli.types import Message, ServerInfo, Tokenizer
 
 Probe = Callable[[], Awaitable[Finding | list[Finding]]]
 
+SAMPLING_SECONDS = 600.0
+"""After which a server that has sampled one token, and then no more, has hung: no probe asks for more tokens than
+one a second, so that a slow server is not taken for one."""
+
 
 async def examine_server(config: APIServerConfig) -> Checkup:
-    """Everything that can be found out about a server and its tokenizer by asking; it samples some thousand tokens.
+    """Everything that can be found out about a server and its tokenizer by asking; it samples some hundred tokens.
 
     Raises:
         ConfigError: the server cannot be addressed, or the embedded engine cannot be started, as configured.
@@ -110,8 +114,10 @@ async def _sample(backend: Backend, tokenizer: Tokenizer, findings: list[Finding
         ("stop strings", lambda: probes.stop_strings(backend, tokenizer, texts)),
     )
     for check, probe in asked:
+        # The first asks for one token, which a server that is up gives as soon as it answers anything else.
+        seconds = ANSWERS_SECONDS if probe is asked[0][1] else SAMPLING_SECONDS
         try:
-            async with expecting_answers(backend):
+            async with expecting_answers(backend, seconds):
                 found = await probe()
         except ServerUnreachable:
             raise

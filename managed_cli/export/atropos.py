@@ -14,6 +14,7 @@ if TYPE_CHECKING:
 
 def _lines(rollouts: Sequence[Rollout], number: int) -> list[Line]:  # noqa: ARG001 (as for every format)
     advantages = [r.at_sampled(r.advantage) for r in rollouts if r.advantage is not None]
+    chats = [r.conversation for r in rollouts]
     sampling = rollouts[0].metadata.get("sampling")
     return [
         {
@@ -22,7 +23,7 @@ def _lines(rollouts: Sequence[Rollout], number: int) -> list[Line]:  # noqa: ARG
             "scores": [r.reward for r in rollouts],
             "advantages": advantages or None,
             "ref_logprobs": None,
-            "messages": None,
+            "messages": None if None in chats else chats,
             "generation_params": dict(sampling) if isinstance(sampling, dict) else None,
             "inference_logprobs": [r.logprobs_with(MASKED_LOGPROB) for r in rollouts],
             "overrides": None,
@@ -51,7 +52,11 @@ FORMAT = Format(
             "the row's advantage at sampled positions, 0.0 elsewhere; null with --advantage none",
         ),
         Field("ref_logprobs", "null", "a reference model's logprobs: none were recorded"),
-        Field("messages", "null", "rows hold ids, no messages"),
+        Field(
+            "messages",
+            "list[list[dict]] | null [n]",
+            "each row's chat: what was sent for the last turn, and the answer; null for other prompts",
+        ),
         Field(
             "generation_params", "dict | null", "the sampling parameters that were sent; trainers read `temperature`"
         ),

@@ -31,6 +31,8 @@ def _lines(rollouts: Sequence[Rollout], number: int) -> list[Line]:  # noqa: ARG
             "logprobs": r.logprobs_with(MASKED_LOGPROB),
             "text": r.columns["full_text"],
             "completions": r.turn_texts,
+            "messages": r.conversation,
+            "tools": r.tools_text,
             "reward": r.reward,
             "advantage": r.advantage,
             **identity_of(r),
@@ -51,6 +53,12 @@ FORMAT = Format(
         Field("logprobs", "list[float] [T]", "natural log at sampled positions, 1.0 elsewhere"),
         Field("text", "str", "the whole row as text, special tokens kept"),
         Field("completions", "list[str]", "the sampled turns as a person reads them"),
+        Field(
+            "messages",
+            "list[dict] | null",
+            "the chat: what was sent for the last turn, and the answer as a person reads it; null for other prompts",
+        ),
+        Field("tools", "str | null", "JSON of the tools that the chat template was given; null without"),
         REWARD,
         ADVANTAGE,
         *IDENTITY,
@@ -59,11 +67,14 @@ FORMAT = Format(
     conventions=(
         UNSHIFTED + "; models of transformers shift `labels` themselves",
         "SFTTrainer takes input_ids and labels as they are: nothing is tokenised again",
+        "a trainer that reads chats takes `messages` (of a conversational prompt and completion: all but the last, and "
+        "the last); it tokenises them again, so ids, masks and logprobs are not those of its tokens",
         LOGPROBS_CONVENTION,
     ),
     loading=(
         "import datasets",
         'rows = datasets.load_dataset("json", data_files=OUT, split="train")',
-        "SFTTrainer(..., train_dataset=rows)",
+        "SFTTrainer(..., train_dataset=rows)  # the ids; for another tokenizer, the chats alone:",
+        'SFTTrainer(..., train_dataset=rows.select_columns(["messages", "tools"]))',
     ),
 )

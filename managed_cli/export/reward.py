@@ -130,6 +130,7 @@ def row_dict(rollout: Rollout) -> RowDict:
         "metadata": dict(rollout.metadata),
         "fields": dict(fields) if isinstance(fields, dict) else {},
         "completion": texts[-1] if texts else "",
+        "messages": rollout.conversation,
     }
 
 

@@ -21,6 +21,8 @@ from managed_cli.errors import OutputError
 from managed_cli.storage.check import KINDS, row_flags
 from managed_cli.storage.reader import Recording
 from managed_cli.storage.recorded_ids import RecordedIds, sample_ids_of
+from managed_cli.storage.schema import json_text
+from managed_cli.tracking.messages import answered, flat_content
 from managed_cli.types import IGNORED_TOKEN_ID
 
 _ARRAYS = ("tokens", "masked_tokens", "logprobs")
@@ -90,6 +92,23 @@ class Rollout:
         turns = self.metadata.get("turns")
         found = turns if isinstance(turns, list) else []
         return [str(turn.get("text") or "") for turn in found if isinstance(turn, dict)]
+
+    @property
+    def conversation(self) -> list[dict[str, Any]] | None:  # Any: what chat templates read
+        """The chat that was sent for the last sampled turn, and then the answer; None for what was no chat.
+
+        Content given as text parts is the text. A last message that the model continued has what it added.
+        """
+        sent, texts = self.metadata.get("messages"), self.turn_texts
+        if not isinstance(sent, list) or not sent or not texts or not all(isinstance(m, dict) for m in sent):
+            return None
+        return [{**m, "content": flat_content(m.get("content"))} for m in answered(sent, texts[-1])]
+
+    @property
+    def tools_text(self) -> str | None:
+        """The tools that the chat template was given, as JSON: their schemas differ too much for one type of column."""
+        tools = self.metadata.get("tools")
+        return json_text(tools) if isinstance(tools, list) and tools else None
 
     def logprobs_with(self, unsampled: float) -> list[float]:
         """The logprobs, [T], with `unsampled` where the model did not sample: each project has its own filler."""

@@ -63,11 +63,11 @@ class Scorer(Protocol):
         ...
 
 
-def refuse_server_without_prompt_logprobs(server_type: str) -> None:
+def refuse_server_without_prompt_logprobs(server_type: str, hint: str = SCORING_HINT) -> None:
     """Raise NotImplementedError for a type of server that cannot score a prompt."""
     reason = NO_PROMPT_LOGPROBS.get(server_type)
     if reason is not None:
-        raise NotImplementedError(f"--server-type {server_type}: {reason}\n\nhint: {SCORING_HINT}")
+        raise NotImplementedError(f"--server-type {server_type}: {reason}\n\nhint: {hint}")
 
 
 class ServerScorer:

@@ -70,7 +70,7 @@ def waiting_times(rows: int, repeats: int, told: Callable[[str], None]) -> tuple
 
 
 def grow(out: Path, rows: int) -> None:
-    """Put a recording of `rows` samples in the place of the small one at `out`: its rows again and again, ids their own."""
+    """Put a recording of `rows` samples in the place of the small one at `out`: its first row, under other ids."""
     (file,) = open_recording(str(out)).files
     batches = list(file.iter_batches())
     first = pa.Table.from_batches(batches).combine_chunks().slice(0, 1)

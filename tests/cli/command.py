@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import json
 import os
-import pty
 import subprocess
 import sys
 from typing import Any
 
+from tests.cli.terminal import written_to_a_terminal
 from tests.storage.rows import REPOSITORY
 
 ESCAPE = "\x1b"
@@ -40,27 +40,5 @@ def document(*arguments: object) -> dict[str, Any]:  # Any: JSON values
 
 def on_a_terminal(*arguments: object, columns: int = 80, **changes: str) -> str:
     """What the command writes to a pseudo-terminal of that width."""
-    ours, theirs = pty.openpty()
-    process = subprocess.Popen(
-        [sys.executable, "-m", "managed_cli", "inspect", *map(str, arguments)],
-        stdin=theirs,
-        stdout=theirs,
-        stderr=subprocess.PIPE,
-        cwd=REPOSITORY,
-        env=environment(COLUMNS=str(columns), **changes),
-    )
-    os.close(theirs)
-    written = b""
-    while True:
-        try:
-            part = os.read(ours, 65536)
-        except OSError:  # Linux: EIO once the other side is closed
-            break
-        if not part:
-            break
-        written += part
-    os.close(ours)
-    assert process.wait() == 0, process.communicate()[1]
-    assert process.stderr is not None
-    process.stderr.close()
-    return written.decode().replace("\r\n", "\n")
+    command = [sys.executable, "-m", "managed_cli", "inspect", *map(str, arguments)]
+    return written_to_a_terminal(command, environment(COLUMNS=str(columns), **changes))

@@ -5,19 +5,16 @@ from __future__ import annotations
 import os
 import pty
 import subprocess
+from collections.abc import Mapping, Sequence
 
-from tests.cli.rollout_command import command, environment
+from tests.storage.rows import REPOSITORY
 
 
-def written_to_a_terminal(*arguments: object, columns: int, **changes: str) -> str:
-    """All that the command writes to a terminal of that width, without colour, at exit code 0."""
+def written_to_a_terminal(command: Sequence[str], variables: Mapping[str, str]) -> str:
+    """All that the command writes to a terminal, at exit code 0; `COLUMNS` of the variables is its width."""
     ours, theirs = pty.openpty()
     process = subprocess.Popen(
-        command(*arguments),
-        stdin=theirs,
-        stdout=theirs,
-        stderr=subprocess.PIPE,
-        env=environment(COLUMNS=str(columns), TERM="xterm-256color", NO_COLOR="1", **changes),
+        command, stdin=theirs, stdout=theirs, stderr=subprocess.PIPE, cwd=REPOSITORY, env=dict(variables)
     )
     os.close(theirs)
     written = b""

@@ -90,7 +90,10 @@ def test_text_of_a_server_cannot_reach_the_terminal_as_an_escape(tmp_path: Path)
 
 def test_lines_fit_a_terminal_of_80_columns(tmp_path: Path) -> None:
     directory = make_tokenizer_directory(tmp_path / "a directory with a name that is long enough to need a second line")
-    shown = written_to_a_terminal("doctor", "--tokenizer", directory, columns=COLUMNS)
+    shown = written_to_a_terminal(
+        command("doctor", "--tokenizer", directory),
+        environment(COLUMNS=str(COLUMNS), TERM="xterm-256color", NO_COLOR="1"),
+    )
     body = shown.splitlines()[1:]  # the first line names the tokenizer, whole
     assert max(map(len, body)) <= COLUMNS
     assert any(line.startswith("ok       end of turn") for line in body)

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from managed_cli.node import SequenceNode
-from tests.cli.command import document, inspect, on_a_terminal, shown
+from tests.cli.command import ESCAPE, document, inspect, on_a_terminal, shown
 from tests.storage.rows import make_node, make_sample, write_output
 
 HOSTILE = "\x1b]0;owned\x07\x1b[2J [red]x[/red] \u202egnp.exe \x9b31m\nnext line"
@@ -76,6 +76,22 @@ class TestSample:
         assert "\nWhat is it? \n" in text
         stacked = on_a_terminal(path, "--sample", "q", columns=60, NO_COLOR="1")
         assert not re.search(r"^A red apple +Two", stacked, re.MULTILINE)
+
+    def test_of_a_chat_the_messages_between_two_turns_stand_between_the_answers(self, tmp_path: Path) -> None:
+        spans = [{"start": 3, "end": 4, "text": "It is Paris."}, {"start": 5, "end": 6, "text": "Rome, as ever."}]
+        sent = [
+            {"role": "user", "content": "France?"},
+            {"role": "assistant", "content": "It is Paris."},
+            {"role": "user", "content": [{"type": "text", "text": "And Italy?" + HOSTILE}]},
+        ]
+        turns = [{**span, "finish_reason": "stop"} for span in spans]
+        text = "France? It is Paris. And Italy? Rome, as ever."
+        row = make_node("q", 0, full_text=text, turns=turns, messages=sent)
+        path = write_output(tmp_path / "out.parquet", [[row]])
+        written = on_a_terminal(path, "--sample", "q", columns=80, NO_COLOR="1")
+        assert re.search(r"turn 1\nIt is Paris\.\nturn 2\nuser: And Italy\?[^\0]+\nRome, as ever\.", written)
+        assert ESCAPE not in written
+        assert not re.search(r"^messages ", shown(path, "--row", 0), re.MULTILINE), "the text shows them"
 
     def test_a_choice_that_repeats_another_says_so(self, tmp_path: Path) -> None:
         path = write_output(tmp_path / "out.parquet", [[answer("q", 0, "same"), answer("q", 1, "same")]])

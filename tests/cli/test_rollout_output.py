@@ -150,6 +150,18 @@ def test_json_and_the_last_line_count_what_failed(tmp_path: Path) -> None:
     assert "the first: the prompt has " in done.stderr
 
 
+def test_breaches_of_the_contract_name_the_command_that_looks_into_them(tmp_path: Path) -> None:
+    source = write_prompts(tmp_path / "in.jsonl", [{"prompt": "a"}])
+    with running_server("vllm", "--mutate", "short_logprobs") as server:
+        done = rollout(source, *at(server), "--quiet", "--out", "out.parquet", cwd=tmp_path)
+    assert done.returncode == 3
+    assert "  `managed-cli doctor` shows what this server returns" in done.stderr
+    with running_server("vllm", "--garbage") as server:
+        done = rollout(source, *at(server), "--out", "other.parquet", cwd=tmp_path)
+    assert done.returncode == 4
+    assert "hint: " in done.stderr
+
+
 def test_a_reader_of_stderr_that_has_gone_does_not_end_a_run(
     tmp_path: Path, prompts: Path, llamacpp: RunningServer
 ) -> None:

@@ -12,7 +12,7 @@ import pytest
 from managed_cli.backends.base import Backend, BackendConfig
 from managed_cli.backends.vllm import VLLMBackend
 from managed_cli.doctor import probes
-from managed_cli.doctor.checkup import examine_server
+from managed_cli.doctor.checkup import SAMPLING_SECONDS, examine_server
 from managed_cli.doctor.findings import Checkup, Finding, Level
 from managed_cli.managed.config import APIServerConfig
 from managed_cli.tokenizers import load_tokenizer
@@ -47,7 +47,8 @@ def test_a_server_that_keeps_its_contract_is_safe(kind: str, settings: dict[str,
         result = checkup(server, **settings)
     assert result.is_safe, result.findings
     found = by_check(result)
-    for check in (*SAMPLED, "reachable", "model", "context", "distinct choices", "text and ids", "history: plain"):
+    assert found["model"].level is (Level.NOTE if kind == "trl" else Level.OK), "TRL's own server names none"
+    for check in (*SAMPLED, "reachable", "context", "distinct choices", "text and ids", "history: plain"):
         assert found[check].level in (Level.OK, Level.UNKNOWN), found[check]
     assert found["end token"].level is Level.OK
     assert "'<|im_end|>' (id 2) stands in the ids" in found["end token"].said
@@ -91,6 +92,44 @@ def test_a_breach_of_the_contract_is_unsafe_and_is_told_with_the_server(breach: 
         assert {finding.check for finding in wrong} <= {*SAMPLED, "prompt logprobs", "reachable"}
         assert all(f"vllm at {server.url}" in finding.said for finding in wrong)
         assert all(finding.advice for finding in wrong)
+
+
+def test_no_probe_asks_for_more_tokens_than_a_slow_server_samples_in_its_time() -> None:
+    class Counting(VLLMBackend):
+        tokens = 0
+
+        async def generate(self, prompt_ids: Sequence[int], sampling: SamplingParams) -> GenerationReply:
+            self.tokens += sampling.n * sampling.max_tokens
+            return await super().generate(prompt_ids, sampling)
+
+    async def asked(server: RunningServer) -> dict[str, int]:
+        backend, tokenizer = Counting(BackendConfig(base_url=server.url)), load_tokenizer(str(server.tokenizer_dir))
+        texts = [tokenizer.encode_prompt(text) for text in probes.PROMPTS]
+        try:
+            await backend.probe()
+            backend.limit_vocabulary(tokenizer.vocab_size)
+            found = {}
+            for name, probe in (
+                ("prompt ids", lambda: probes.prompt_ids_are_kept(backend, tokenizer)),
+                ("choices", lambda: probes.choices_are_whole(backend, texts[0])),
+                ("seeds", lambda: probes.seeds_are_honoured(backend, texts[0])),
+                ("alignment", lambda: probes.logprobs_belong_to_their_ids(backend, texts)),
+                ("end token", lambda: probes.end_of_turn_is_recorded(backend, tokenizer, texts[0])),
+                ("stop strings", lambda: probes.stop_strings(backend, tokenizer, texts)),
+            ):
+                backend.tokens = 0
+                await probe()
+                found[name] = backend.tokens
+            return found
+        finally:
+            await backend.aclose()
+
+    # Replies that never end, so that every probe asks as often as it ever does.
+    with running_server("vllm", "--tokens-per-reply", 4000, record=False) as server:
+        tokens = asyncio.run(asked(server))
+    assert tokens["prompt ids"] == 1
+    assert tokens["end token"] == sum(n * most for n, most in probes.ENDINGS)
+    assert max(tokens.values()) <= SAMPLING_SECONDS, tokens
 
 
 def test_a_server_whose_replies_are_no_json_is_unsafe_at_once() -> None:

@@ -69,10 +69,15 @@ PROMPT_ENDS_EARLY = ((False, 1), (True, 1))
 
 
 def samples() -> list[list[SequenceNode]]:
-    """Three samples of two choices each: one turn, two turns, and the shortest row there can be."""
+    """Three samples of two choices each: one turn, two turns of a chat, and the shortest row there can be."""
+    asked: list[dict[str, Any]] = [{"role": "user", "content": "One?"}, {"role": "assistant", "content": "<0.0>"}]
+    chats = {"two": {"messages": [*asked, {"role": "user", "content": "Two?"}]}}
     shapes = {"one": ONE_TURN, "two": TWO_TURNS, "short": PROMPT_ENDS_EARLY}
     return [
-        [node(name, choice, shape, finish_reason=("stop", "length")[choice]) for choice in (0, 1)]
+        [
+            node(name, choice, shape, finish_reason=("stop", "length")[choice], **chats.get(name, {}))
+            for choice in (0, 1)
+        ]
         for name, shape in shapes.items()
     ]
 

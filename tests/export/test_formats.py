@@ -79,8 +79,8 @@ def from_prime_rl(line: Line) -> list[Line]:
     assert line["prompt_ids"] + line["completion_ids"] == line["token_ids"]
     assert line["prompt_mask"] + line["completion_mask"] == line["mask"]
     assert line["logprobs"] == [0.0] * len(line["prompt_ids"]) + line["completion_logprobs"]
-    assert line["temperatures"] == [0.5] * len(line["token_ids"])
-    assert line["completion_temperatures"] == [0.5] * len(line["completion_ids"])
+    assert line["temperatures"] == [line["temperature"]] * len(line["token_ids"])
+    assert line["completion_temperatures"] == [line["temperature"]] * len(line["completion_ids"])
     arrays = (line["prompt_ids"], line["completion_ids"], line["completion_mask"], line["completion_logprobs"])
     return [{**split(*arrays), "reward": line["reward"]}]
 
@@ -148,6 +148,24 @@ def test_lengths_in_the_description_are_those_of_the_arrays(name: str, recording
     assert checked
 
 
+def test_every_position_of_prime_rl_has_the_temperature_that_was_sent(recording: Path, tmp_path: Path) -> None:
+    assert {line["temperature"] for line in exported(recording, "prime-rl", tmp_path)} == {0.5}
+
+
+def test_chats_are_exported_as_messages_and_other_prompts_have_none(recording: Path, tmp_path: Path) -> None:
+    """Of the three samples, one is a chat, whose second turn was sampled twice."""
+    asked = [
+        {"role": "user", "content": "One?"},
+        {"role": "assistant", "content": "<0.0>"},
+        {"role": "user", "content": "Two?"},
+    ]
+    chats = [[*asked, {"role": "assistant", "content": f"<{choice}.1>"}] for choice in (0, 1)]
+    lines = exported(recording, "hf", tmp_path)
+    assert [line["messages"] for line in lines] == [None] * 4 + chats
+    groups = exported(recording, "atropos", tmp_path, reward="tests.export.rewards:by_choice")
+    assert [group["messages"] for group in groups] == [None, None, chats]
+
+
 def test_an_atropos_line_is_one_sample_with_all_its_choices(recording: Path, tmp_path: Path) -> None:
     lines = exported(recording, "atropos", tmp_path, reward="tests.export.rewards:by_choice")
     assert [(line["sample_id"], line["choice_indexes"]) for line in lines] == [
@@ -208,5 +226,6 @@ def test_datasets_loads_rows_with_typed_columns(recording: Path, tmp_path: Path)
     assert [whole(row["input_ids"], row["labels"], row["logprobs"])["ids"] for row in loaded] == [
         row["ids"] for row in expected(recording)
     ]
+    assert [message["content"] for message in loaded[5]["messages"]] == ["One?", "<0.0>", "Two?", "<1.1>"]
     assert loaded.features["logprobs"].feature.dtype == "float64"
     assert loaded.features["input_ids"].feature.dtype == "int64"

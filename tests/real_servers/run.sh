@@ -1,9 +1,10 @@
 #!/usr/bin/env bash
 # Tests against real inference servers, one server after another; everything that is missing is installed first.
 #
-#   tests/real_servers/run.sh [KIND…]      KIND: vllm, sglang, trl, trl-vllm, llamacpp, local; default: all
+#   tests/real_servers/run.sh [KIND…]      KIND: vllm, sglang, trl, trl-vllm, llamacpp, local, projects; default: all
 #
-# Each kind has the two-turn conversations; vllm and local have tests of their own beside them.
+# Each kind has the two-turn conversations; vllm and local have tests of their own beside them. `projects` is no server:
+# the code of trainers reads exported files.
 #
 #   MANAGED_CLI_SERVERS_VENV   the servers' environment (default: .cache/servers-venv in the checkout)
 #   MANAGED_CLI_TEST_VENV      the project's environment (default: .venv-test in the checkout)
@@ -18,8 +19,10 @@ root=$(cd "$here/../.." && pwd)
 # absolute PATH: PATH as seen from the caller's directory.
 absolute() { case $1 in /*) echo "$1" ;; *) echo "$PWD/$1" ;; esac; }
 
-declare -A own_tests=([vllm]="test_vllm.py test_restart.py" [local]=test_embedded.py [sglang]='' [trl]='' [trl-vllm]='' [llamacpp]='')
-[ $# -ge 1 ] || set -- vllm sglang trl trl-vllm llamacpp local
+declare -A own_tests=(
+  [vllm]="test_vllm.py test_restart.py" [local]=test_embedded.py [sglang]='' [trl]='' [trl-vllm]='' [llamacpp]='' [projects]=''
+)
+[ $# -ge 1 ] || set -- vllm sglang trl trl-vllm llamacpp local projects
 for kind in "$@"; do
   if [ -z "${own_tests[$kind]+known}" ]; then
     echo "error: no tests for a server of kind $kind; there are: ${!own_tests[*]}" >&2
@@ -39,6 +42,7 @@ for kind in "$@"; do
   # pytest itself fails (5) where nothing was collected; tests that all skip themselves are caught by the second line.
   results=$root/.cache/real-$kind.xml
   files=("$here/test_conversations.py")
+  if [ "$kind" = projects ]; then files=("$root/tests/export/test_projects.py"); fi
   for own in ${own_tests[$kind]}; do files+=("$here/$own"); done
   timed "tests against $kind" env MANAGED_CLI_REAL_SERVERS="$servers_venv" MANAGED_CLI_REAL_KINDS="$kind" \
     "$test_venv/bin/python" -m pytest -v -rP --durations=0 --durations-min=5 --junitxml="$results" "${files[@]}"

@@ -10,12 +10,15 @@ import contextlib
 import dataclasses
 import json
 import os
-import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+
+from tests.export import rewards
+from tests.export.recordings import expected
+from tests.export.test_formats import READERS
 
 from . import checks, servers
 from .recording_proxy import Exchange, recording
@@ -29,6 +32,8 @@ END_OF_TURN = 2
 """`<|im_end|>` of SmolLM2: ChatML ends every message with it."""
 
 TOP_K = 5
+SCORED_AGAIN = 4
+"""Rows that `verify` looks at: all of them are compared with a forward pass beside it."""
 
 SCORED_TEXT = "The capital of France is Paris. 2 + 2 = 4, and the sky is blue 🦜."
 
@@ -270,7 +275,7 @@ def test_prompt_logprobs_are_those_of_a_forward_pass_or_are_refused(
         return
     assert scored is not None
     assert set(scored) == {"prompt_tokens", "prompt_topk_token_ids", "prompt_topk_logprobs"}
-    truth = forward_topk(scored["prompt_tokens"], environment, folder / f"{kind}.topk.json")
+    truth = checks.forward_topk(scored["prompt_tokens"], environment, folder / f"{kind}.topk.json")
     assert scored["prompt_topk_token_ids"][0] == scored["prompt_topk_logprobs"][0] == []
     for position in range(1, len(scored["prompt_tokens"])):
         ids, logprobs = scored["prompt_topk_token_ids"][position], scored["prompt_topk_logprobs"][position]
@@ -282,8 +287,6 @@ def test_prompt_logprobs_are_those_of_a_forward_pass_or_are_refused(
 
 
 def test_the_doctor_finds_the_server_safe(target: Target) -> None:
-    if target.kind.server_type == "sglang":
-        pytest.xfail("a known fault: the doctor calls a sound SGLang on a CPU unsafe; its rows are tested above")
     told = checks.managed_cli("doctor", *target.arguments(target.base_url), "--json")
     document = json.loads(told.stdout)
     assert document["safe"], document["findings"]
@@ -293,6 +296,83 @@ def test_the_doctor_finds_the_server_safe(target: Target) -> None:
     scores_prompts = target.kind.server_type not in ("llamacpp", "local")
     assert level["alignment"] == ("ok" if scores_prompts else "unknown"), document["findings"]
     assert level["prompt logprobs"] == ("ok" if scores_prompts else "note"), document["findings"]
+
+
+VIEWS: tuple[tuple[object, ...], ...] = (
+    (),
+    ("--row", 1),
+    ("--filter", "finish_reason=length", "--sort", "-length", "--head", 3),
+    ("--check",),
+)
+"""Options of `inspect` that any recording can be looked at with."""
+
+
+def test_every_view_shows_what_was_recorded(recorded: Recorded, folder: Path, kind: str) -> None:
+    first = recorded.rows[0]
+    for options in (*VIEWS, ("--sample", first["sample_id"])):
+        text = checks.managed_cli("inspect", recorded.path, *options).stdout
+        assert text.strip()
+        assert "\x1b" not in text
+        document = json.loads(checks.managed_cli("inspect", recorded.path, *options, "--json").stdout)
+        assert document["path"] == str(recorded.path)
+    shown = checks.managed_cli("inspect", recorded.path, "--sample", first["sample_id"]).stdout
+    for turn, message in zip(turns_of(first), json.loads(first["metadata"])["messages"][::2], strict=True):
+        assert turn["text"].split()[0] in shown
+        assert message["content"].split()[0] in shown
+    same = json.loads(checks.managed_cli("inspect", recorded.path, "--diff", recorded.path, "--json").stdout)
+    assert same["pairs"] == same["same"] == len(recorded.rows)
+    page = folder / f"{kind}.html"
+    checks.managed_cli("inspect", recorded.path, "--html", page)
+    assert page.stat().st_size < 2_000_000
+
+
+def test_verify_agrees_with_its_own_server_and_with_a_forward_pass(
+    recorded: Recorded, target: Target, environment: Path, kind: str
+) -> None:
+    tolerance = ("--tolerance", target.kind.most, "--sample", SCORED_AGAIN, "--json")
+    model = ("--server-type", "transformers", "--model", environment / "models" / "smollm2-135m")
+    variables = checks.with_torch(environment)
+    scored = []
+    if kind != "vllm":  # whose own tests have it
+        scored.append(checks.managed_cli("verify", recorded.path, *model, *tolerance, variables=variables))
+    if target.kind.server_type not in ("llamacpp", "local"):
+        scored.append(checks.managed_cli("verify", recorded.path, *target.arguments(target.base_url), *tolerance))
+    for told in scored:
+        report = json.loads(told.stdout)
+        assert report["ok"]
+        assert (report["compared_rows"], report["not_compared"]) == (SCORED_AGAIN, {})
+        print(f"{report['scorer']}: at most {report['max_difference']:.1e} nats")
+
+
+@pytest.mark.parametrize("name", READERS)
+def test_exported_ids_masks_and_logprobs_are_those_that_were_recorded(
+    name: str, recorded: Recorded, folder: Path, kind: str
+) -> None:
+    out = folder / f"{kind}.{name}.jsonl"
+    reward = ("--reward", "tests.export.rewards:by_choice")
+    checks.managed_cli("export", recorded.path, "--to", name, *reward, "--out", out)
+    lines = [json.loads(line) for line in out.read_text("utf-8").splitlines()]
+    found = [row for line in lines for row in READERS[name](line)]
+    assert sorted(found, key=str) == sorted(expected(recorded.path, rewards.by_choice), key=str)
+
+
+def test_recorded_rows_are_scored_with_their_alternatives(
+    recorded: Recorded, target: Target, folder: Path, kind: str
+) -> None:
+    out = folder / f"{kind}.topk.parquet"
+    scoring = ("logprobs", recorded.path, "--rows", "--limit", 2, "--top-k", TOP_K, "--out", out)
+    if target.kind.server_type in ("llamacpp", "local"):
+        where = ("--server-type", target.kind.server_type)
+        assert "gives no logprobs of prompt tokens" in checks.managed_cli(*scoring, *where, exit_code=2).stderr
+        return
+    checks.managed_cli(*scoring, *target.arguments(target.base_url))
+    for scored, row in zip(checks.read_rows(out), recorded.rows, strict=False):
+        assert scored["prompt_tokens"] == row["tokens"]
+        places = zip(row["tokens"], row["logprobs"], row["masked_tokens"], strict=True)
+        alternatives = zip(scored["prompt_topk_token_ids"], scored["prompt_topk_logprobs"], strict=True)
+        for (token, logprob, mask), (ids, logprobs) in zip(places, alternatives, strict=True):
+            if mask != checks.NOT_SAMPLED and token in ids:
+                assert abs(logprobs[ids.index(token)] - logprob) <= target.kind.most
 
 
 async def prompt_logprobs(target: Target) -> dict[str, list[Any]] | None:
@@ -311,20 +391,3 @@ async def prompt_logprobs(target: Target) -> dict[str, list[Any]] | None:
             return await managed.get_logprobs(prompt=SCORED_TEXT, top_k=TOP_K)
         except NotImplementedError:
             return None
-
-
-def forward_topk(token_ids: list[int], environment: Path, report: Path) -> list[dict[str, float]]:
-    """Per position, logprob by id (as text) of the likeliest tokens, from the float32 model."""
-    script = Path(__file__).with_name("forward_topk.py")
-    model = environment / "models" / "smollm2-135m"
-    subprocess.run(
-        [str(environment / "bin" / "python"), str(script), str(model), json.dumps(token_ids), str(report)],
-        env={name: value for name, value in os.environ.items() if name != "PYTHONPATH"} | {"HF_HUB_OFFLINE": "1"},
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        timeout=checks.COMMAND_SECONDS,
-        check=True,
-    )
-    positions: list[dict[str, float]] = json.loads(report.read_text(encoding="utf-8"))
-    return positions

@@ -202,6 +202,7 @@ def test_more_alternatives_than_the_server_gives_are_refused_before_the_run(
     done = logprobs(prompts, "--top-k", 21, *at(vllm), cwd=tmp_path)
     assert done.returncode == 4
     assert "20" in one_message(done.stderr)
+    assert "hint: a smaller --top-k" in done.stderr
     assert not list(tmp_path.glob("logprobs*"))
 
 
@@ -216,6 +217,8 @@ def test_what_is_not_of_its_kind_is_not_resumed_or_scored(vllm: RunningServer, t
     again = logprobs(scored, "--rows", "--out", tmp_path / "x.parquet", *at(vllm), cwd=tmp_path)
     assert again.returncode == 6
     assert "not a recording" in one_message(again.stderr)
+    assert "it holds prompt logprobs" in again.stderr
     for server_type in ("llamacpp", "local", "openai"):
         refused = logprobs(prompts, "--server-type", server_type, cwd=tmp_path)
         assert (refused.returncode, "no logprobs of prompt tokens" in refused.stderr) == (2, True)
+        assert "hint: vllm, sglang and trl score prompts" in refused.stderr
