@@ -123,6 +123,10 @@ class HuggingFaceTokenizer(_PromptsWithBos):
     def _table(self) -> TokenTable | None:
         return token_table(self._tokenizer)
 
+    def get_ready(self) -> None:
+        """Find out now what is found out on first use, which would hold up the event loop."""
+        _ = self._table, self._encode, self.prompt_text(""), self._adds_dummy_space, self.vocab_size
+
     @property
     def decodes_bytes(self) -> bool:
         """Whether text is that of the ids' bytes, one after the other."""
@@ -374,13 +378,15 @@ def load_tokenizer(name: str) -> HuggingFaceTokenizer:
     ):
         tokenizer = transformers.PreTrainedTokenizerFast.from_pretrained(name)
         note = "AutoTokenizer does not follow this tokenizer.json, so the file itself is used"
-    return HuggingFaceTokenizer(
+    loaded = HuggingFaceTokenizer(
         name,
         tokenizer,
         end_token_ids=generation_end_tokens(name),
         bos_token_id=tokenizer.bos_token_id if asks_for_bos(name) else None,
         note=note,
     )
+    loaded.get_ready()
+    return loaded
 
 
 def _cannot_load(name: str, error: Exception) -> TokenizerError:

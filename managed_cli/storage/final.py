@@ -39,7 +39,7 @@ def _batches_of(shards: Sequence[Path], row_format: RowFormat) -> Iterator[pa.Re
     """The rows of all shards, in order; one shard at a time is described, since what footers say adds up."""
     for shard in shards:
         for file in described_files([shard], row_format):
-            yield from file.iter_batches()
+            yield from file.iter_batches(threads=False)
 
 
 def _remove_merged_shards(place: layout.OutputPlace) -> None:

@@ -38,6 +38,11 @@ class Packing:
     array: Callable[[Sequence[Any]], pa.Array]
 
 
+def get_ready() -> None:
+    """Make a first array: where pandas is installed, pyarrow imports it then, which takes a fifth of a second."""
+    pa.array([""])
+
+
 def packing_of(type: pa.DataType, *, nullable: bool) -> Packing:
     """The packing of a column: lists of numbers as bytes, single values as they are, all else as short arrays."""
     plain: dict[pa.DataType, Callable[[Any], Any]]  # Any: as in `Packing`

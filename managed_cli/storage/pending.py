@@ -9,8 +9,7 @@ import pyarrow as pa
 
 from managed_cli.storage.packing import packed_size
 from managed_cli.storage.schema import PackedRow, RowFormat, Storable
-from managed_cli.storage.statistics import STATISTICS_COLUMNS
-from managed_cli.storage.summary import SUMMARY_COLUMNS, Summary
+from managed_cli.storage.summary import Summary
 
 CHUNK_ROWS = 128
 """Packed rows that become one Arrow batch: its fixed cost is then little for each of them."""
@@ -44,11 +43,7 @@ class PendingRows:
     def summary(self) -> Summary:
         """Counts over these rows."""
         summary = Summary()
-        if not self.batches:
-            return summary
-        table = pa.Table.from_batches(self.batches)
-        table = table.select([name for name in table.column_names if name in {*SUMMARY_COLUMNS, *STATISTICS_COLUMNS}])
-        for batch in table.combine_chunks().to_batches():
+        for batch in self.batches:  # one by one: counting holds up other threads, and may take as long as it is large
             summary.add_batch(batch)
         return summary
 

@@ -71,12 +71,15 @@ class RecordedFile:
     summary: Summary | None
     row_format: RowFormat = ROLLOUTS
 
-    def iter_batches(self, columns: Sequence[str] | None = None, *, row_group: int | None = None) -> Iterator[Any]:
+    def iter_batches(
+        self, columns: Sequence[str] | None = None, *, row_group: int | None = None, threads: bool = True
+    ) -> Iterator[Any]:
         """Batches (`pyarrow.RecordBatch`) of at most 2048 rows, in order, one in memory at a time.
 
         Args:
             columns: names to read, None for all of the schema's.
             row_group: read only this one.
+            threads: decode columns side by side, for which each thread keeps memory of its own.
 
         Raises:
             OutputError: the file is damaged or has gone.
@@ -87,7 +90,9 @@ class RecordedFile:
         with _read_faults_told(self.path), pq.ParquetFile(self.path, page_checksum_verification=True) as parquet:
             # One row group per call: asked for all of them at once, pyarrow holds memory that grows with the file.
             for group in groups:
-                for batch in parquet.iter_batches(batch_size=ROW_GROUP_ROWS, row_groups=[group], columns=names):
+                for batch in parquet.iter_batches(
+                    batch_size=ROW_GROUP_ROWS, row_groups=[group], columns=names, use_threads=threads
+                ):
                     ordered = batch.select(names)
                     yield ordered if ordered.schema.types == target.types else ordered.cast(target)
 

@@ -27,6 +27,7 @@ from managed_cli.storage.failures import FailureJournal
 from managed_cli.storage.final import put_final_file
 from managed_cli.storage.footer import Fingerprint, Footer, Session, added_sessions, facts_json
 from managed_cli.storage.lock import WriterLock
+from managed_cli.storage.packing import get_ready
 from managed_cli.storage.parquet import disk_faults_told, fsync_directory, write_parquet
 from managed_cli.storage.pending import PendingRows, RowBuffer
 from managed_cli.storage.recorded_ids import RecordedIds
@@ -64,6 +65,7 @@ def open_output(
             is to be resumed was recorded with another fingerprint.
     """
     refuse_contradictions(overwrite=overwrite, resume=resume, retry_failed=retry_failed)
+    get_ready()
     with disk_faults_told(f"write to `{path}`", unharmed=standing.NOTHING_CHANGED):
         place, lock, made_here = standing.claimed(path)
         try:

@@ -70,9 +70,9 @@ def growing_conversations(told: Callable[[str], None]) -> tuple[str, list[Sized]
     """Chats of 8, 16 and 32 turns, up to 32 thousand tokens: CPU per token of a row."""
     found = []
     with workplace() as directory, replay_server("vllm", tokenizer_directory(), f"1x{TURN_TOKENS}") as url:
-        start, _ = _conversations(url, Path(directory), 1, 1)
+        start, _ = conversations(url, Path(directory), 1, 1)
         for turns, count in CONVERSATIONS.items():
-            cost, tokens = _conversations(url, Path(directory), turns, count)
+            cost, tokens = conversations(url, Path(directory), turns, count)
             told(f"{count} conversations of {turns} turns, {tokens:,} tokens: {cost.cpu:.2f} s of CPU")
             found.append(Sized(turns, tokens, cost.cpu - start.cpu, cost.peak_mb))
     first = found[0]
@@ -90,7 +90,7 @@ def growing_conversations(told: Callable[[str], None]) -> tuple[str, list[Sized]
     return markdown(columns, rows), found
 
 
-def _conversations(url: str, where: Path, turns: int, count: int) -> tuple[Cost, int]:
+def conversations(url: str, where: Path, turns: int, count: int) -> tuple[Cost, int]:
     """The cost of so many conversations, and the tokens of their rows."""
     out = where / "out.parquet"
     records = ({"id": f"c-{number}", "turns": [QUESTION] * turns} for number in range(count))
