@@ -17,6 +17,7 @@ import aiohttp
 import msgspec
 import tokenizers
 
+from managed_cli.backends.embedded import EmbeddedBackend, EngineConfig
 from tests.bench.children import environment
 from tests.bench.jobs import PROMPT, write_lines
 from tests.bench.tables import markdown
@@ -27,8 +28,8 @@ TOKENS = 64
 SLEEP_WHEN_IDLE = {"OMP_WAIT_POLICY": "passive"}
 """As the bare server has it: threads of llama.cpp that wait do not take the cores from those that work."""
 
-ASKED_ALIKE = {"logprobs": 0, "seed": 1, "return_token_ids": True}
-"""What the recorder asks of vLLM beside the text, which costs the server something."""
+PLAIN = {"temperature": 1.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0, "repeat_penalty": 1.0}
+"""Sampling as the recorder asks for it: the server's own defaults filter by five samplers."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -54,7 +55,8 @@ def real_paces(servers: Path, samples: int, repeats: int, told: Callable[[str], 
     """Tokens per second: a real vLLM under `vllm bench serve` and under the recorder; llama.cpp likewise."""
     with tempfile.TemporaryDirectory(prefix="managed-cli-bench-") as directory:
         where = Path(directory)
-        found = [*on_vllm(servers, where, samples, repeats, told), *on_llamacpp(servers, where, samples, repeats, told)]
+        found = on_vllm(servers, where, samples, repeats, told)
+        found += on_llamacpp(servers, where, max(samples // 2, 1), repeats, told)
     rows = []
     for server in dict.fromkeys(pace.server for pace in found):
         best: dict[str, Pace] = {}
@@ -79,10 +81,8 @@ def on_vllm(servers: Path, where: Path, samples: int, repeats: int, told: Callab
     found = []
     with running("vllm", environment=servers, log_folder=where) as server:
         for turn in range(-1, repeats):  # the first turn warms the server up
-            bench = (servers, server.base_url, str(server.model), prompts, where, samples)
             paces = [
-                by_vllm_bench(*bench),
-                by_vllm_bench(*bench, "--extra-body", json.dumps(ASKED_ALIKE)),
+                by_vllm_bench(servers, server.base_url, str(server.model), prompts, where, samples),
                 by_recorder("vllm", where, samples, "--base-url", server.base_url),
             ]
             if turn >= 0:
@@ -91,16 +91,14 @@ def on_vllm(servers: Path, where: Path, samples: int, repeats: int, told: Callab
     return found
 
 
-def by_vllm_bench(
-    servers: Path, url: str, model: str, prompts: Path, where: Path, samples: int, *options: object
-) -> Pace:
+def by_vllm_bench(servers: Path, url: str, model: str, prompts: Path, where: Path, samples: int) -> Pace:
     """`vllm bench serve` over the prompts."""
     command = [
         servers / "bin" / "vllm", "bench", "serve", "--backend", "openai", "--base-url", url,
         "--endpoint", "/v1/completions", "--model", SERVED_NAME, "--tokenizer", model,
         "--dataset-name", "custom", "--dataset-path", prompts, "--skip-chat-template", "--disable-shuffle",
         "--custom-output-len", TOKENS, "--num-prompts", samples, "--max-concurrency", CONCURRENCY,
-        "--temperature", 1.0, *options, "--save-result", "--result-dir", where, "--result-filename", "vllm.json",
+        "--temperature", 1.0, "--save-result", "--result-dir", where, "--result-filename", "vllm.json",
     ]  # fmt: skip
     done = subprocess.run(
         [str(part) for part in command], env=environment(), cwd=where, capture_output=True, text=True, check=False
@@ -110,8 +108,7 @@ def by_vllm_bench(
             f"vllm bench serve ended with {done.returncode}:\n{done.stdout[-2000:]}{done.stderr[-2000:]}"
         )
     result = json.loads((where / "vllm.json").read_text(encoding="utf-8"))
-    program = "vllm bench serve" + (", asked for logprobs, ids and a seed" if options else "")
-    return Pace("vllm", program, int(result["total_output_tokens"]), float(result["duration"]))
+    return Pace("vllm", "vllm bench serve", int(result["total_output_tokens"]), float(result["duration"]))
 
 
 def by_recorder(kind: str, where: Path, samples: int, *options: object) -> Pace:
@@ -144,30 +141,43 @@ def on_llamacpp(servers: Path, where: Path, samples: int, repeats: int, told: Ca
     found = []
     for turn in range(-1, repeats):
         with running("llamacpp", environment=servers, log_folder=where) as server:
-            pace = asyncio.run(_bare_loop(server.base_url, ids))
-        mine = by_recorder("local", where, samples, "--model", model)
+            paces = [asyncio.run(_bare_loop("bare loop", server.base_url, ids))]
+        paces.append(asyncio.run(_bare_loop_on_engine(model, ids)))
+        paces.append(by_recorder("local", where, samples, "--model", model))
         if turn >= 0:
-            found += [pace, mine]
-            told(f"bare loop: {pace.tokens_per_second:.1f} tokens/s, embedded engine {mine.tokens_per_second:.1f}")
+            found += paces
+            told("; ".join(f"{pace.program}: {pace.tokens_per_second:.1f} tokens/s" for pace in paces))
     return found
 
 
-async def _bare_loop(url: str, prompts: list[list[int]]) -> Pace:
+async def _bare_loop_on_engine(model: Path, prompts: list[list[int]]) -> Pace:
+    """As the bare loop, on the engine as the recorder starts it: attention in float32, where llama.cpp's is in half."""
+    backend = await EmbeddedBackend.start(EngineConfig(model=str(model)))
+    try:
+        return await _bare_loop("bare loop, float32 attention", backend.http.base_url, prompts, key=backend.api_key)
+    finally:
+        await backend.aclose()
+
+
+async def _bare_loop(program: str, url: str, prompts: list[list[int]], *, key: str | None = None) -> Pace:
     """Every prompt posted by one of `CONCURRENCY` workers; nothing but the number of tokens is read."""
     waiting, tokens = iter(prompts), 0
+    request = {**PLAIN, "n_predict": TOKENS, "cache_prompt": False}
 
     async def work(session: aiohttp.ClientSession) -> None:
         nonlocal tokens
         for prompt in waiting:
-            request = {"prompt": prompt, "n_predict": TOKENS, "temperature": 1.0, "return_tokens": True, "n_probs": 1}
-            async with session.post(f"{url}/completion", data=msgspec.json.encode(request)) as reply:
+            async with session.post(
+                f"{url}/completion", data=msgspec.json.encode({**request, "prompt": prompt})
+            ) as reply:
                 tokens += msgspec.json.decode(await reply.read())["tokens_predicted"]
 
-    async with aiohttp.ClientSession(headers={"content-type": "application/json"}) as session:
+    headers = {"content-type": "application/json", **({"authorization": f"Bearer {key}"} if key else {})}
+    async with aiohttp.ClientSession(headers=headers) as session:
         started = time.monotonic()
         await asyncio.gather(*(work(session) for _ in range(CONCURRENCY)))
         seconds = time.monotonic() - started
-    return Pace("llama.cpp", "bare loop", tokens, seconds)
+    return Pace("llama.cpp", program, tokens, seconds)
 
 
 def servers_environment() -> Path | None:
