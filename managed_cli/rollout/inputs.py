@@ -125,7 +125,7 @@ def numbered_lines(source: InputSource) -> Iterator[tuple[int, bytes]]:
         with _opened(source) as stream:
             while line := stream.readline(MAX_LINE_BYTES + 1):
                 number += 1
-                if is_overlong(line):
+                if len(line) > MAX_LINE_BYTES and is_overlong(line):
                     _skip_line(stream)
                 yield number, line.removeprefix(UTF8_BOM) if number == 1 else line
     except (EOFError, zlib.error, OSError) as error:

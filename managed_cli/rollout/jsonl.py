@@ -35,7 +35,7 @@ def parse_object(line: bytes) -> dict[str, object]:
         InputError: it is no object, invalid JSON (column from 1), invalid UTF-8 (byte from 1) or too long.
             The message has no file and line yet.
     """
-    if is_overlong(line):
+    if len(line) > MAX_LINE_BYTES and is_overlong(line):
         raise InputError(f"expected at most {MAX_LINE_BYTES // 2**20} MiB in a line, came more")
     try:
         value = _DECODER.decode(line)

@@ -119,7 +119,8 @@ class Runner:
             if isinstance(task, SettledLine) or self._is_settled(task.sample_id):
                 if isinstance(task, SettledLine):
                     self.progress.count_earlier(recorded=task.standing is SampleStanding.RECORDED)
-                await self._breathe()
+                if self.progress.earlier % SETTLED_PER_BREATH == 0:
+                    await asyncio.sleep(0)  # the loop sees signals now and then
                 continue
             if isinstance(task, BadLine):
                 await self._record_failure(task, task.error, attempts=0)
@@ -141,11 +142,6 @@ class Runner:
             return False
         self.progress.count_earlier(recorded=standing is SampleStanding.RECORDED)
         return True
-
-    async def _breathe(self) -> None:
-        """Let the loop see signals now and then while a million settled samples are passed over."""
-        if self.progress.earlier % SETTLED_PER_BREATH == 0:
-            await asyncio.sleep(0)
 
     async def _settle(self, task: Sample) -> None:
         """The rows of `task` are buffered, or it stands among the failures."""

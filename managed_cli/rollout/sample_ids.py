@@ -69,11 +69,13 @@ class SampleIds:
         self._given = HashSet()
         self._derived = HashSet()
         self._repeats: dict[int, int] = {}
+        self._has_derived = False
 
     def derive(self, content: bytes) -> str:
         """`{digest}-{occurrence}`: 16 hex digits of SHA-256, and how many equal contents came before."""
         digest = hashlib.sha256(content).hexdigest()[:DERIVED_DIGITS]
         key = int(digest, 16)
+        self._has_derived = True
         if self._derived.add(key):
             return f"{digest}-0"
         occurrence = self._repeats.get(key, 0) + 1
@@ -86,10 +88,12 @@ class SampleIds:
 
     def give(self, sample_id: str) -> bool:
         """Whether no sample before has this id; it is taken from now on."""
-        return not self._is_derived(sample_id) and self._given.add(hash(sample_id))
+        if self._has_derived and self._is_derived(sample_id):
+            return False
+        return self._given.add(hash(sample_id))
 
     def _is_derived(self, sample_id: str) -> bool:
-        match = _DERIVED.fullmatch(sample_id) if self._derived else None
+        match = _DERIVED.fullmatch(sample_id)
         if match is None:
             return False
         key, occurrence = int(match[1], 16), int(match[2])

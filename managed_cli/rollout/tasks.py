@@ -172,13 +172,16 @@ class _Counts:
         self._sum += int.from_bytes(hashlib.sha256(digested).digest(), "big")
 
     def _add_task(self, task: Task) -> None:
-        self._text_prompts += task.prompt is not None
-        self._token_prompts += task.prompt_ids is not None
-        self._chats += task.messages is not None
-        self._turn_lists += task.turns is not None
+        if task.prompt is not None:
+            self._text_prompts += 1
+        elif task.prompt_ids is not None:
+            self._token_prompts += 1
+        elif task.messages is not None:
+            self._chats += 1
+        else:
+            self._turn_lists += 1
         self._kinds[task.kind] = self._kinds.get(task.kind, 0) + 1
-        n = task.overrides.get("n")
-        if isinstance(n, int):
+        if task.overrides and isinstance(n := task.overrides.get("n"), int):
             self.with_own_n += 1
             self.own_choices += n
 
@@ -199,5 +202,8 @@ class _Counts:
 
 
 def _sent(task: Task) -> tuple[object, ...]:
+    """What is sent of a task; nothing else has as few parts as a bare text prompt."""
+    if task.prompt is not None and not task.overrides:
+        return (task.prompt,)
     prompt = task.prompt if task.prompt_ids is None else {"token_ids": task.prompt_ids}
     return prompt, task.messages, task.turns, task.system, task.tools, task.overrides

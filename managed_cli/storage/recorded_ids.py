@@ -5,6 +5,7 @@ from __future__ import annotations
 import array
 import bisect
 import hashlib
+import struct
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Self
@@ -22,7 +23,7 @@ if TYPE_CHECKING:  # readers of files, which only annotate with it, do without
 DIGEST_BYTES = 16
 """128 bits: that two ids of a million are taken for one has a chance of 1 in 10^27, so membership counts as exact."""
 
-_HALF = DIGEST_BYTES // 2
+_HALVES = struct.Struct(">QQ").unpack
 
 LEADING_BITS = 12
 """Of a digest, by which a search begins near its end: 8 steps of 20 are left at a million ids."""
@@ -73,7 +74,7 @@ class RecordedIds:
 
     def has_digest(self, digest: bytes) -> bool:
         """Whether the id that `digest` stands for is in the set."""
-        first, second = int.from_bytes(digest[:_HALF], "big"), int.from_bytes(digest[_HALF:], "big")
+        first, second = _HALVES(digest)
         leading = first >> (64 - LEADING_BITS)
         place = bisect.bisect_left(self._first, first, self._begins[leading], self._begins[leading + 1])
         while place < len(self._first) and self._first[place] == first:
