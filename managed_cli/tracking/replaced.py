@@ -39,7 +39,7 @@ class ReplacedNode(TrackedNode):
         replaced = cls.__new__(cls)
         for name in KEPT:
             object.__setattr__(replaced, name, getattr(was, name))
-        replaced.move_to(by)
+        object.__setattr__(replaced, "by", by)
         object.__setattr__(replaced, "_length", length)
         object.__setattr__(replaced, "_metadata", old.metadata)
         texts = (
@@ -51,7 +51,14 @@ class ReplacedNode(TrackedNode):
         return replaced
 
     def move_to(self, newer: TrackedNode) -> None:
-        """Read it off `newer` from now on, which begins with `by`."""
+        """Read it off `newer` from now on: its tokens begin with those of `by`, its texts may be spelled otherwise."""
+        if not newer.full_text.startswith(self.by.full_text) or not newer.prompt_text.startswith(self.by.prompt_text):
+            texts = (
+                _shared(self.full_text, newer.full_text),
+                _shared(self.prompt_text, newer.prompt_text),
+                _shared(self.continued_text, newer.prompt_text),
+            )
+            object.__setattr__(self, "_texts", texts)
         object.__setattr__(self, "by", newer)
 
     @property
