@@ -124,11 +124,12 @@ def target(kind: str, environment: Path, log_folder: Path) -> Iterator[Target]:
 
 @pytest.fixture(scope="module")
 def questions(folder: Path) -> Path:
-    """Two-turn questions: of MT-Bench where they lie beside the checkout, else the examples'."""
+    """Questions in turns, and nothing else: of MT-Bench where it lies beside the checkout, else the examples'."""
     source = checks.SHARED_DATA / "mt_bench_question.jsonl"
     lines = (source if source.exists() else checks.EXAMPLES / "turns.jsonl").read_text(encoding="utf-8").splitlines()
     chosen = folder / "questions.jsonl"
-    chosen.write_text("\n".join(lines[:QUESTIONS]) + "\n", encoding="utf-8")
+    turns = [{"turns": json.loads(line)["turns"]} for line in lines[:QUESTIONS]]
+    chosen.write_text("".join(f"{json.dumps(record)}\n" for record in turns), encoding="utf-8")
     return chosen
 
 
