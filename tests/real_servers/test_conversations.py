@@ -124,11 +124,11 @@ def target(kind: str, environment: Path, log_folder: Path) -> Iterator[Target]:
 
 @pytest.fixture(scope="module")
 def questions(folder: Path) -> Path:
-    """Questions in turns, and nothing else: of MT-Bench where it lies beside the checkout, else the examples'."""
+    """Two-turn questions, and nothing else: of MT-Bench where it lies beside the checkout, else the examples'."""
     source = checks.SHARED_DATA / "mt_bench_question.jsonl"
     lines = (source if source.exists() else checks.EXAMPLES / "turns.jsonl").read_text(encoding="utf-8").splitlines()
     chosen = folder / "questions.jsonl"
-    turns = [{"turns": json.loads(line)["turns"]} for line in lines[:QUESTIONS]]
+    turns = [{"turns": json.loads(line)["turns"][:2]} for line in lines[:QUESTIONS]]
     chosen.write_text("".join(f"{json.dumps(record)}\n" for record in turns), encoding="utf-8")
     return chosen
 
