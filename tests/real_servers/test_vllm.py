@@ -150,7 +150,7 @@ def assert_verified(report, *, rows):
 
 def test_temperature_that_is_not_recorded_is_found_by_a_forward_pass(vllm, environment, tmp_path):
     out, false = tmp_path / "cold.parquet", tmp_path / "false.parquet"
-    sampling = ("-n", 2, "--temperature", 0.5, "--max-tokens", 32, "--limit", 4)
+    sampling = ("-n", 2, "--temperature", 0.5, "--max-tokens", 32, "--limit", 4, "--seed", 7)
     where = ("--server-type", "vllm", "--base-url", vllm.base_url, "--out", out)
     checks.managed_cli("rollout", checks.EXAMPLES / "prompts.jsonl", *sampling, *where)
     table = pq.read_table(out)
@@ -168,7 +168,8 @@ def test_temperature_that_is_not_recorded_is_found_by_a_forward_pass(vllm, envir
     (diagnosis,) = report["diagnoses"]
     assert diagnosis["kind"] == "no_temperature"
     assert diagnosis["rows"] + report["undiagnosed_rows"] == report["beyond_tolerance"]["rows"] == table.num_rows
-    assert diagnosis["rows"] >= 6  # a short row whose tokens are all but certain hardly depends on the temperature
+    # A short row whose tokens are all but certain hardly depends on the temperature.
+    assert diagnosis["rows"] >= table.num_rows // 2
 
 
 def test_choices_of_a_prompt_differ(recorded):
