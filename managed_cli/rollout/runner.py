@@ -116,9 +116,9 @@ class Runner:
         for task in self._tasks:
             if self._stop.asked.is_set():
                 return
-            if isinstance(task, SettledLine) or self._is_settled(task.sample_id):
-                if isinstance(task, SettledLine):
-                    self.progress.count_earlier(recorded=task.standing is SampleStanding.RECORDED)
+            standing = task.standing if isinstance(task, SettledLine) else self._output.standing(task.sample_id)
+            if isinstance(task, SettledLine) or standing is not SampleStanding.OWED:
+                self.progress.count_earlier(recorded=standing is SampleStanding.RECORDED)
                 if self.progress.earlier % SETTLED_PER_BREATH == 0:
                     await asyncio.sleep(0)  # the loop sees signals now and then
                 continue
@@ -134,14 +134,6 @@ class Runner:
                 self.progress.in_flight.pop(task.sample_id, None)
             if self._output.shard_due:
                 await self._write_due()
-
-    def _is_settled(self, sample_id: str) -> bool:
-        """Whether an earlier session has recorded the sample, or failed it and it is not to be tried again."""
-        standing = self._output.standing(sample_id)
-        if standing is SampleStanding.OWED:
-            return False
-        self.progress.count_earlier(recorded=standing is SampleStanding.RECORDED)
-        return True
 
     async def _settle(self, task: Sample) -> None:
         """The rows of `task` are buffered, or it stands among the failures."""

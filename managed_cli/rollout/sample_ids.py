@@ -69,13 +69,11 @@ class SampleIds:
         self._given = HashSet()
         self._derived = HashSet()
         self._repeats: dict[int, int] = {}
-        self._has_derived = False
 
     def derive(self, content: bytes) -> str:
         """`{digest}-{occurrence}`: 16 hex digits of SHA-256, and how many equal contents came before."""
         digest = hashlib.sha256(content).hexdigest()[:DERIVED_DIGITS]
         key = int(digest, 16)
-        self._has_derived = True
         if self._derived.add(key):
             return f"{digest}-0"
         occurrence = self._repeats.get(key, 0) + 1
@@ -88,7 +86,7 @@ class SampleIds:
 
     def give(self, sample_id: str) -> bool:
         """Whether no sample before has this id; it is taken from now on."""
-        if self._has_derived and self._is_derived(sample_id):
+        if len(self._derived) and self._is_derived(sample_id):
             return False
         return self._given.add(hash(sample_id))
 

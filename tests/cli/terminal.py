@@ -10,13 +10,8 @@ from collections.abc import Mapping, Sequence
 from tests.storage.rows import REPOSITORY
 
 
-def written_to_a_terminal(command: Sequence[str], variables: Mapping[str, str]) -> str:
-    """All that the command writes to a terminal, at exit code 0; `COLUMNS` of the variables is its width."""
-    ours, theirs = pty.openpty()
-    process = subprocess.Popen(
-        command, stdin=theirs, stdout=theirs, stderr=subprocess.PIPE, cwd=REPOSITORY, env=dict(variables)
-    )
-    os.close(theirs)
+def all_written_to(ours: int) -> bytes:
+    """What comes on this end of a terminal until the other is closed; then it is closed as well."""
     written = b""
     while True:
         try:
@@ -27,6 +22,17 @@ def written_to_a_terminal(command: Sequence[str], variables: Mapping[str, str]) 
             break
         written += part
     os.close(ours)
+    return written
+
+
+def written_to_a_terminal(command: Sequence[str], variables: Mapping[str, str]) -> str:
+    """All that the command writes to a terminal, at exit code 0; `COLUMNS` of the variables is its width."""
+    ours, theirs = pty.openpty()
+    process = subprocess.Popen(
+        command, stdin=theirs, stdout=theirs, stderr=subprocess.PIPE, cwd=REPOSITORY, env=dict(variables)
+    )
+    os.close(theirs)
+    written = all_written_to(ours)
     assert process.wait() == 0, process.communicate()[1]
     assert process.stderr is not None
     process.stderr.close()

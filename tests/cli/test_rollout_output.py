@@ -25,6 +25,7 @@ from tests.cli.rollout_command import (
     sent_to,
     write_prompts,
 )
+from tests.cli.terminal import all_written_to
 from tests.servers.process import RunningServer, running_server
 
 HELP_SECONDS = 0.25
@@ -202,16 +203,7 @@ def on_a_terminal(*arguments: object, cwd: Path, columns: int = 80, **changes: s
         env=environment(COLUMNS=str(columns), TERM="xterm-256color", **changes),
     )
     os.close(theirs)
-    written = b""
-    while True:
-        try:
-            part = os.read(ours, 65536)
-        except OSError:  # Linux: EIO once the other side is closed
-            break
-        if not part:
-            break
-        written += part
-    os.close(ours)
+    written = all_written_to(ours)
     return process.wait(RUN_SECONDS), written.decode().replace("\r\n", "\n")
 
 
