@@ -4,14 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import json
-from collections.abc import Iterator, Sequence
-from pathlib import Path
-
-import pyarrow as pa
 
 from managed_cli.storage import layout
 from managed_cli.storage.footer import Footer
-from managed_cli.storage.parquet import fsync_directory, write_parquet
+from managed_cli.storage.joined import write_joined
+from managed_cli.storage.parquet import fsync_directory
 from managed_cli.storage.reader import described_files
 from managed_cli.storage.schema import RowFormat
 
@@ -27,19 +24,12 @@ def put_final_file(place: layout.OutputPlace, footer: Footer, row_format: RowFor
         shards[0].rename(place.final)  # does nothing where `final` is another name of the same file
     else:
         temp = place.growing / layout.MERGED_TEMP_NAME
-        write_parquet(temp, _batches_of(shards, row_format), footer, row_format)
+        write_joined(temp, shards, footer, row_format)
         temp.rename(place.final)
     fsync_directory(place.final.parent)
     # The file is complete: a shard that cannot be removed now is clutter, which the mark tells from rows.
     with contextlib.suppress(OSError):
         _remove_merged_shards(place)
-
-
-def _batches_of(shards: Sequence[Path], row_format: RowFormat) -> Iterator[pa.RecordBatch]:
-    """The rows of all shards, in order; one shard at a time is described, since what footers say adds up."""
-    for shard in shards:
-        for file in described_files([shard], row_format):
-            yield from file.iter_batches(threads=False)
 
 
 def _remove_merged_shards(place: layout.OutputPlace) -> None:

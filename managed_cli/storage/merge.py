@@ -15,7 +15,8 @@ from managed_cli.errors import OutputError
 from managed_cli.storage import layout, standing
 from managed_cli.storage.failures import failure_lines, write_failures
 from managed_cli.storage.footer import Fingerprint, Footer, Session, added_sessions, facts_json
-from managed_cli.storage.parquet import disk_faults_told, fsync_directory, write_parquet
+from managed_cli.storage.joined import write_joined
+from managed_cli.storage.parquet import disk_faults_told, fsync_directory
 from managed_cli.storage.reader import RecordedFile, Recording, RecordingState, counted_summary, open_recording
 from managed_cli.storage.recorded_ids import RecordedIds, sample_digest, sample_digests, sample_ids_of
 from managed_cli.storage.schema import json_text
@@ -240,13 +241,13 @@ def _written_temps(place: layout.OutputPlace, parts: Sequence[Part], fingerprint
 
     if place.single_file:
         temp = place.growing / layout.MERGED_TEMP_NAME
-        batches = (batch for file, _ in files for batch in file.iter_batches())
-        write_parquet(temp, batches, footer((one for _, sessions in files for one in sessions), _added(parts)))
+        sessions_of_all = (session for _, sessions in files for session in sessions)
+        write_joined(temp, [file.path for file, _ in files], footer(sessions_of_all, _added(parts)))
         return {temp: place.final}
     names = {}
     for index, (file, sessions) in enumerate([entry for entry in files if entry[0].rows] or files[:1]):
         temp = place.growing / layout.shard_temp_name(index)
-        write_parquet(temp, file.iter_batches(), footer(sessions, _counts(file)))
+        write_joined(temp, [file.path], footer(sessions, _counts(file)))
         names[temp] = place.growing / layout.shard_name(index)
     return names
 

@@ -87,7 +87,7 @@ class RecordedFile:
         names = list(columns) if columns is not None else self.row_format.schema.names
         groups = range(self.row_groups) if row_group is None else [row_group]
         target = pa.schema([self.row_format.read_schema.field(name) for name in names])
-        with _read_faults_told(self.path), pq.ParquetFile(self.path, page_checksum_verification=True) as parquet:
+        with read_faults_told(self.path), pq.ParquetFile(self.path, page_checksum_verification=True) as parquet:
             # One row group per call: asked for all of them at once, pyarrow holds memory that grows with the file.
             for group in groups:
                 for batch in parquet.iter_batches(
@@ -139,7 +139,7 @@ class Recording:
         """How many samples stand failed in `failures_path`."""
         if self.failures_path is None:
             return 0
-        with _read_faults_told(self.failures_path):
+        with read_faults_told(self.failures_path):
             return sum(1 for _ in failure_lines(self.failures_path))
 
     def sessions(self) -> tuple[Session, ...]:
@@ -191,7 +191,7 @@ def open_recording(path: str | Path) -> Recording:
     Raises:
         OutputError: nothing is there, or it is not Parquet, is truncated, or lacks columns of the schema.
     """
-    with _read_faults_told(Path(path)):
+    with read_faults_told(Path(path)):
         try:
             return _opened(Path(path))
         except FileNotFoundError:
@@ -280,13 +280,13 @@ def _footer(path: Path) -> Any:  # Any: pyarrow publishes no types; a FileMetaDa
         raise
     except PermissionError as error:
         raise OutputError(f"`{path}` cannot be read: permission denied") from error
-    except (pa.ArrowException, OSError) as error:
+    except (pa.ArrowException, OSError, UnicodeDecodeError) as error:  # the latter for the name of a column
         raise OutputError(f"`{path}` {_why_not_parquet(path)}") from error
 
 
 def _why_not_parquet(path: Path) -> str:
     """What is wrong with a file whose footer cannot be read, in words."""
-    with _read_faults_told(path), path.open("rb") as file:
+    with read_faults_told(path), path.open("rb") as file:
         size = file.seek(0, os.SEEK_END)
         file.seek(0)
         begins = file.read(len(PARQUET_MAGIC))
@@ -322,7 +322,7 @@ def _find_summary(text: bytes | None, statistics: bytes | None) -> Summary | Non
 
 
 def _row_of_file(file: RecordedFile, index: int) -> dict[str, Any]:  # Any: the columns' values
-    with _read_faults_told(file.path):
+    with read_faults_told(file.path):
         footer = pq.read_metadata(file.path)
     for group in range(footer.num_row_groups):
         rows = footer.row_group(group).num_rows
@@ -338,7 +338,7 @@ def _row_of_file(file: RecordedFile, index: int) -> dict[str, Any]:  # Any: the 
 
 
 @contextlib.contextmanager
-def _read_faults_told(path: Path) -> Iterator[None]:
+def read_faults_told(path: Path) -> Iterator[None]:
     """Faults of the disk and of Parquet's decoding become an `OutputError` that names `path`."""
     try:
         yield

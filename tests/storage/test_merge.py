@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import tracemalloc
 from pathlib import Path
 
 import pyarrow as pa
@@ -8,7 +9,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from managed_cli.errors import OutputError
-from managed_cli.storage import layout, merge
+from managed_cli.storage import joined, layout, parquet
 from managed_cli.storage.check import check_recording
 from managed_cli.storage.merge import merge_parts
 from managed_cli.storage.reader import open_recording
@@ -193,24 +194,28 @@ def test_a_sample_that_failed_in_one_part_and_is_recorded_in_another_is_recorded
     assert failures_at(tmp_path / "all.parquet.failures.jsonl").keys() == {"f"}
 
 
-def test_memory_does_not_grow_with_the_parts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    peaks = []
-    real_write = merge.write_parquet
+@pytest.mark.parametrize("rows_per_group", [20, 5])
+def test_memory_does_not_grow_with_the_parts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, rows_per_group: int
+) -> None:
+    """Neither where row groups are copied nor where small ones are made one."""
+    peaks: list[int] = []
+    real_batches = joined._batches
 
-    def watched(path: Path, batches, footer) -> None:  # type: ignore[no-untyped-def]  # as `write_parquet`
-        def counted():  # type: ignore[no-untyped-def]  # likewise
-            for batch in batches:
-                peaks[-1] = max(peaks[-1], pa.total_allocated_bytes())
-                yield batch
+    def watched(*held):  # type: ignore[no-untyped-def]  # as `_batches`
+        for batch in real_batches(*held):
+            peaks[-1] = max(peaks[-1], pa.total_allocated_bytes())
+            yield batch
 
-        real_write(path, counted(), footer)
-
-    monkeypatch.setattr(merge, "write_parquet", watched)
-    monkeypatch.setattr("managed_cli.storage.parquet.ROW_GROUP_ROWS", 20)
+    monkeypatch.setattr(joined, "_batches", watched)
     for count in (4, 60):
-        with opened(tmp_path / f"{count}.parquet", rows_per_shard=20) as output:
-            fill(output, (make_sample(index, choices=10, sampled_length=2000) for index in range(count)))
-            output.finish()
+        monkeypatch.setattr(parquet, "ROW_GROUP_ROWS", rows_per_group)
+        samples_of_part = (make_sample(index, choices=5, sampled_length=2000) for index in range(count))
+        part = write_output(tmp_path / f"{count}.parquet", samples_of_part, rows_per_shard=20)
+        monkeypatch.setattr(parquet, "ROW_GROUP_ROWS", 20)
         peaks.append(0)
-        merge_parts([f"{tmp_path}/{count}.parquet"], f"{tmp_path}/all-{count}.parquet")
+        tracemalloc.start()
+        merge_parts([str(part)], f"{tmp_path}/all-{count}.parquet")
+        peaks[-1] += tracemalloc.get_traced_memory()[1]
+        tracemalloc.stop()
     assert peaks[1] < 2 * peaks[0]

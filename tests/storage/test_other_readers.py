@@ -13,6 +13,7 @@ from typing import Any
 import pyarrow.dataset
 import pytest
 
+from managed_cli.storage import parquet
 from managed_cli.storage.layout import shard_temp_name
 from managed_cli.storage.shards import open_output
 from tests.storage.rows import RUN_FACTS, columns_of, fill, make_node, make_sample, write_output
@@ -27,9 +28,12 @@ SAMPLES = [
 ]
 
 
-@pytest.fixture(params=["file", "directory", "growing directory"])
-def recorded(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
+@pytest.fixture(params=["file", "file of copied shards", "directory", "growing directory"])
+def recorded(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The same rows as one file, as finished shards, and as shards beside a half-written one and a failure."""
+    if request.param == "file of copied shards":
+        monkeypatch.setattr(parquet, "ROW_GROUP_ROWS", 4)  # so that none of them is small
+        return write_output(tmp_path / "out.parquet", SAMPLES)
     if request.param == "file":
         return write_output(tmp_path / "out.parquet", SAMPLES)
     if request.param == "directory":

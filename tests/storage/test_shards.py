@@ -8,6 +8,7 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
+import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
@@ -119,6 +120,17 @@ def test_row_groups_stay_within_their_bounds(tmp_path: Path, monkeypatch: pytest
     finished = write_output(tmp_path / "bytes.parquet", samples(4))
     assert pq.read_metadata(finished).num_row_groups == 4
     assert check_recording(open_recording(finished)).ok
+
+
+def test_rows_are_spread_evenly_over_row_groups(monkeypatch: pytest.MonkeyPatch) -> None:
+    batch = pa.record_batch({"number": pa.array(range(1366), pa.int32())})
+    assert [table.num_rows for table in parquet.row_groups([batch] * 3, batch.schema)] == [1366] * 3
+    uneven = [batch.slice(0, 100)] * 20 + [batch.slice(0, 49)]
+    tables = list(parquet.row_groups(uneven, batch.schema))
+    assert [table.num_rows for table in tables] == [1025, 1024]
+    assert pa.concat_tables(tables) == pa.Table.from_batches(uneven)
+    monkeypatch.setattr(parquet, "ROW_GROUP_BYTES", 1000)
+    assert [table.num_rows for table in parquet.row_groups([batch.slice(0, 260)], batch.schema)] == [130, 130]
 
 
 def test_a_row_that_does_not_fit_its_column_is_refused_and_leaves_the_buffer_as_it_was(tmp_path: Path) -> None:
