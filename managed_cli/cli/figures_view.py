@@ -9,7 +9,7 @@ from rich.text import Text
 
 from managed_cli.cli.figures import Bin, Figures, length_bins, logprob_bins, probability_bins
 from managed_cli.cli.page import LABEL_WIDTH, Page, counted, fitted, visible
-from managed_cli.storage.statistics import Share
+from managed_cli.storage.shares import Share
 
 WIDE = 120
 """Cells from which on two histograms stand side by side."""

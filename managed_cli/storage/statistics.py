@@ -20,7 +20,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from managed_cli.types import IGNORED_TOKEN_ID
+from managed_cli.storage.shares import SampledPositions, Share, Shares, integers
 
 STATISTICS_COLUMNS = (
     "sample_id",
@@ -53,34 +53,6 @@ OTHER_SERVERS = "other servers"
 
 SUM_TOLERANCE = 1e-6
 """How far two sums of logprobs over the same positions may differ, relative: additions in another order."""
-
-
-@dataclasses.dataclass(slots=True, kw_only=True)
-class Share:
-    """What one server, or one turn, has to do with the rows.
-
-    Attributes:
-        count: rows of a server; completions of a turn.
-        tokens: sampled positions.
-        length_stops: how many ended because of a limit on their length.
-        logprob_sum: natural logs summed over sampled positions with a finite one.
-        logprob_count: how many positions are in `logprob_sum`.
-    """
-
-    count: int = 0
-    tokens: int = 0
-    length_stops: int = 0
-    logprob_sum: float = 0.0
-    logprob_count: int = 0
-
-    def add(self, other: Share) -> None:
-        """Count what `other` counts, too."""
-        for field in dataclasses.fields(Share):
-            setattr(self, field.name, getattr(self, field.name) + getattr(other, field.name))
-
-    def mean_logprob(self) -> float | None:
-        """Mean over the positions in `logprob_sum`, natural log; None without any."""
-        return self.logprob_sum / self.logprob_count if self.logprob_count else None
 
 
 class _Turn(msgspec.Struct):
@@ -135,34 +107,36 @@ class Statistics:
         """Count a batch that holds `STATISTICS_COLUMNS` and follows the rows counted so far."""
         if batch.num_rows == 0:
             return
-        _count(self.prompt_lengths, length_bins(_integers(batch.column("prompt_length"))))
-        lengths = _integers(batch.column("completion_length"))
+        _count(self.prompt_lengths, length_bins(integers(batch.column("prompt_length"))))
+        lengths = integers(batch.column("completion_length"))
         _count(self.completion_lengths, length_bins(lengths))
         self.longest = max(self.longest, int(lengths.max()))
         means = pc.drop_null(batch.column("mean_logprob")).to_numpy(zero_copy_only=False)
         _count(self.mean_logprobs, logprob_bins(means[np.isfinite(means)]))
-        sampled = _SampledPositions(batch)
+        sampled = SampledPositions(batch)
         self._count_tokens(sampled)
         self._count_rows(batch, sampled)
 
-    def _count_tokens(self, sampled: _SampledPositions) -> None:
-        probabilities = np.exp(np.minimum(sampled.logprobs[sampled.flags], 0.0))
+    def _count_tokens(self, sampled: SampledPositions) -> None:
+        probabilities, flags = np.exp(np.minimum(sampled.logprobs, 0.0)), sampled.flags
         floors = PROBABILITY_FLOORS[:-1]  # the last is reached by all
-        reached = [np.count_nonzero(probabilities >= np.float32(floor)) for floor in floors]
-        counts = np.diff([0, *reached, len(probabilities)])
+        reached = [np.count_nonzero((probabilities >= np.float32(floor)) & flags) for floor in floors]
+        counts = np.diff([0, *reached, np.count_nonzero(flags)])
         self.token_probabilities = [
             mine + int(more) for mine, more in zip(self.token_probabilities, counts, strict=True)
         ]
 
-    def _count_rows(self, batch: pa.RecordBatch, sampled: _SampledPositions) -> None:
+    def _count_rows(self, batch: pa.RecordBatch, sampled: SampledPositions) -> None:
         names = ("sample_id", "node_id", "parent_id", "finish_reason", "metadata")
         columns = [batch.column(name).to_pylist() for name in names]
+        edges = sampled.edges.tolist()
+        turns, servers = Shares(), Shares()
         for row, (sample_id, node_id, parent_id, finish_reason, metadata) in enumerate(zip(*columns, strict=True)):
             sample = self._sample
             if sample is None or sample.sample_id != sample_id:
                 sample = self._sample = _Sample(sample_id)
-            begin, end = sampled.bounds(row)
-            self._count_repeat(sample, sampled.token_bytes(row))
+            begin, end = edges[row], edges[row + 1]
+            self._count_repeat(sample, sampled.ids[begin:end])
             facts = _facts_of(metadata)
             taken_over = sample.lengths.get(parent_id, 0)
             sample.lengths[node_id] = end - begin
@@ -172,15 +146,23 @@ class Statistics:
                 _count_one(self.turn_counts, len(facts.turns))
             for number, turn in enumerate(facts.turns, start=1):
                 if taken_over <= turn.start <= turn.end <= end - begin:
-                    share = sampled.share(begin + turn.start, begin + turn.end, turn.finish_reason)
-                    self.by_turn.setdefault(number, Share()).add(share)
+                    turns.note(number, begin + turn.start, begin + turn.end, turn.finish_reason)
             if facts.server is not None:
-                self._count_server(facts.server, sampled.share(begin, end, finish_reason))
+                servers.note(facts.server, begin, end, finish_reason)
+        for number, share in turns.added_up(sampled):
+            self.by_turn.setdefault(number, Share()).add(share)
+        for server, share in servers.added_up(sampled):
+            self._count_server(server, share)
 
-    def _count_repeat(self, sample: _Sample, token_bytes: bytes) -> None:
+    def _count_repeat(self, sample: _Sample, ids: npt.NDArray[np.int32]) -> None:
         sample.rows += 1
-        self.samples_of_several += sample.rows == 2
-        key = hash(token_bytes)
+        if sample.rows == 1:  # most samples have one row, and nothing to compare it with
+            sample.first = ids.tobytes()
+            return
+        if sample.rows == 2:
+            self.samples_of_several += 1
+            sample.seen.add(hash(sample.first))
+        key = hash(ids.tobytes())
         if key in sample.seen:
             self.repeated_rows += 1
             self.samples_with_repeats += not sample.repeats
@@ -269,66 +251,15 @@ class _Stored(msgspec.Struct, kw_only=True):
 class _Sample:
     """The sample whose rows are being counted, which stand next to each other."""
 
+    __slots__ = ("first", "lengths", "repeats", "rows", "sample_id", "seen")
+
     def __init__(self, sample_id: object) -> None:
         self.sample_id = sample_id
         self.rows = 0
         self.repeats = False
+        self.first = b""
         self.seen: set[int] = set()
         self.lengths: dict[object, int] = {}
-
-
-class _SampledPositions:
-    """The positions of a batch in one row after another: which are sampled, and sums over them.
-
-    Attributes:
-        flags: which positions are sampled, [positions].
-        logprobs: of all positions, [positions].
-    """
-
-    def __init__(self, batch: pa.RecordBatch) -> None:
-        tokens, masks, logprobs = (batch.column(name) for name in ("tokens", "masked_tokens", "logprobs"))
-        lengths = _integers(pc.list_value_length(tokens))
-        self._tokens = _integers(tokens.flatten())
-        self._edges = np.concatenate(([0], np.cumsum(lengths)))
-        flat_masks, flat_logprobs = masks.flatten(), logprobs.flatten()
-        whole = all(
-            len(values) == len(self._tokens) and not values.null_count for values in (flat_masks, flat_logprobs)
-        )
-        count = len(self._tokens)
-        # Rows that break the rules are for `check_recording` to tell; here nothing of such a batch counts as sampled.
-        self.flags = flat_masks.to_numpy() != IGNORED_TOKEN_ID if whole else np.zeros(count, dtype=bool)
-        self.logprobs = flat_logprobs.to_numpy() if whole else np.zeros(count, dtype=np.float32)
-        counted = self.flags & np.isfinite(self.logprobs)
-        self._sums = _before(np.where(counted, self.logprobs, 0.0), np.float64)
-        self._sampled_before = _before(self.flags, np.int32)
-        all_counted = np.count_nonzero(counted) == self._sampled_before[-1]
-        self._counted_before = self._sampled_before if all_counted else _before(counted, np.int32)
-
-    def bounds(self, row: int) -> tuple[int, int]:
-        """First position of `row`, and the one after its last."""
-        return int(self._edges[row]), int(self._edges[row + 1])
-
-    def token_bytes(self, row: int) -> bytes:
-        """The ids of `row`, to be compared."""
-        begin, end = self.bounds(row)
-        return self._tokens[begin:end].tobytes()
-
-    def share(self, begin: int, end: int, finish_reason: str | None) -> Share:
-        """What was sampled from `begin` up to `end`, as one completion."""
-        return Share(
-            count=1,
-            tokens=int(self._sampled_before[end] - self._sampled_before[begin]),
-            length_stops=int(finish_reason == "length"),
-            logprob_sum=float(self._sums[end] - self._sums[begin]),
-            logprob_count=int(self._counted_before[end] - self._counted_before[begin]),
-        )
-
-
-def _before(values: npt.NDArray[Any], type: type[np.generic]) -> npt.NDArray[Any]:  # Any: numbers or flags
-    """Sums of what stands before each position, and of all: [positions + 1]."""
-    sums = np.zeros(len(values) + 1, dtype=type)
-    np.cumsum(values, dtype=type, out=sums[1:])
-    return sums
 
 
 def length_bins(lengths: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
@@ -347,12 +278,6 @@ def logprob_bins(logprobs: npt.NDArray[np.floating[Any]]) -> npt.NDArray[np.int6
     """Lower edge of each finite logprob's bin, in 64ths of a nat."""
     edges = np.floor(logprobs.astype(np.float64) * LOGPROB_BINS_PER_NAT)
     return np.clip(edges, LOWEST_LOGPROB_BIN, -1).astype(np.int64)
-
-
-def _integers(column: pa.Array) -> npt.NDArray[np.int64]:
-    """An integer column, null as 0."""
-    numbers: npt.NDArray[np.int64] = pc.fill_null(column, 0).to_numpy(zero_copy_only=False).astype(np.int64)
-    return numbers
 
 
 def _count(counts: dict[int, int], edges: npt.NDArray[np.int64]) -> None:

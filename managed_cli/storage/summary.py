@@ -114,7 +114,7 @@ class Summary:
     def _count_marks(self, metadata: pa.Array) -> None:
         """Count `fork_reason` and `dummy_tokens`, parsing only the rows in which these words stand."""
         for text in metadata.to_pylist():
-            if text is None or not any(mark in text for mark in MARKS):
+            if text is None or (FORK_MARK not in text and DUMMY_MARK not in text):
                 continue
             try:
                 facts = json.loads(text)
@@ -179,8 +179,8 @@ class Summary:
         return cls(**{name: facts[name] for name in _COUNTS})
 
 
-MARKS = ('"fork_reason"', '"dummy_tokens"')
-"""What the metadata of rows that are counted by their facts has in it somewhere."""
+FORK_MARK, DUMMY_MARK = '"fork_reason"', '"dummy_tokens"'
+"""One of them stands somewhere in the metadata of rows that are counted by these facts."""
 
 _COUNTS = tuple(
     field.name for field in dataclasses.fields(Summary) if not field.name.startswith("_") and field.name != "statistics"

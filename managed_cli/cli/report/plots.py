@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from managed_cli.cli.figures import Bin, Figures, length_bins, logprob_bins, probability_bins
 from managed_cli.cli.page import visible
-from managed_cli.storage.statistics import Share
+from managed_cli.storage.shares import Share
 
 WIDTH, BAR_HEIGHT = 360, 22
 """Of a drawing, in its own units: about pixels."""
