@@ -17,8 +17,11 @@ import time
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from typing import ClassVar, Protocol
 
+import msgspec
+
 from managed_cli.backends._http import DEFAULT_ATTEMPTS, HttpClient
-from managed_cli.backends.numbers import MINUS_INF_FLOOR, extremes
+from managed_cli.backends.echo import NO_ECHO, SentPrompt
+from managed_cli.backends.numbers import MINUS_INF_FLOOR, all_within, logprob_or_minus_inf
 from managed_cli.errors import (
     ConfigError,
     PromptRejected,
@@ -258,12 +261,17 @@ class HttpBackend:
         """Raise PromptRejected for an empty prompt or an id outside the vocabulary."""
         if not prompt_ids:
             raise PromptRejected("the prompt has no tokens")
-        lowest, highest = extremes(prompt_ids, "q")
+        if all_within([prompt_ids], "i", above=-1, highest=self._highest_id()):
+            return
+        lowest, highest = min(prompt_ids), max(prompt_ids)
         if lowest < 0:
             raise PromptRejected(f"the prompt holds the negative id {lowest}")
-        vocab_size = self.info.vocab_size
-        if vocab_size is not None and highest >= vocab_size:
+        if highest > self._highest_id():
+            vocab_size = self.info.vocab_size
             raise PromptRejected(f"the prompt holds id {highest}, but {self.label} has a vocabulary of {vocab_size}")
+
+    def _highest_id(self) -> float:
+        return math.inf if self.info.vocab_size is None else self.info.vocab_size - 1
 
     def reply_of(
         self,
@@ -273,16 +281,17 @@ class HttpBackend:
         *,
         logprobs_mode: LogprobsMode | None = None,
     ) -> GenerationReply:
-        """The reply, once every choice has passed the checks of this module.
+        """The reply, once every choice has passed the checks of this module; a null among its logprobs is -inf.
 
         Raises:
             ServerContractError: a rule is broken; it names server and choice.
         """
         if len(choices) != sampling.n:
             raise ServerContractError(f"{self.label} sent {len(choices)} choices for n={sampling.n}")
-        checked = tuple(self._checked(index, choice) for index, choice in enumerate(choices))
+        if not self._all_pass(choices):
+            choices = [self._checked(index, choice) for index, choice in enumerate(choices)]
         return GenerationReply(
-            choices=checked,
+            choices=tuple(choices),
             sampling=sampling,
             server=self.base_url,
             attempts=attempts,
@@ -290,19 +299,29 @@ class HttpBackend:
             checked=True,  # their types are those that replies are decoded to
         )
 
-    def check_echo(self, sent: Sequence[int], echoed: Sequence[int] | None, *, choice: int | None = None) -> None:
+    def check_echo(self, sent: SentPrompt, echoed: msgspec.Raw, *, choice: int | None = None) -> None:
         """Raise ServerContractError unless the server worked on exactly the ids that were sent."""
-        if echoed is None:
+        if echoed == sent.raw:
+            return
+        if echoed == NO_ECHO:
             raise ServerContractError(f"{self.label} did not say which prompt ids it used")
-        if echoed != sent and list(echoed) != list(sent):
+        ids, expected = self.http.decode(bytes(echoed), list[int], what="an echo of the prompt"), list(sent.ids)
+        if ids != expected:
             place = "" if choice is None else f" in choice {choice}"
-            where = next(
-                (i for i, (a, b) in enumerate(zip(sent, echoed, strict=False)) if a != b), min(len(sent), len(echoed))
-            )
+            differing = (i for i, (a, b) in enumerate(zip(expected, ids, strict=False)) if a != b)
             raise ServerContractError(
-                f"{self.label} echoed another prompt than the one sent{place}: {len(echoed)} ids for {len(sent)}, "
-                f"first difference at position {where}"
+                f"{self.label} echoed another prompt than the one sent{place}: {len(ids)} ids for {len(expected)}, "
+                f"first difference at position {next(differing, min(len(expected), len(ids)))}"
             )
+
+    def _all_pass(self, choices: Sequence[Generation]) -> bool:
+        """Whether nothing is wrong with any choice; what is wrong with which, `_checked` tells."""
+        if any(len(choice.token_ids) != len(choice.logprobs) for choice in choices):
+            return False
+        ids, logprobs = [choice.token_ids for choice in choices], [choice.logprobs for choice in choices]
+        return all_within(ids, "i", above=-1, highest=self._highest_id()) and all_within(
+            logprobs, "d", above=MINUS_INF_FLOOR, highest=LOGPROB_TOLERANCE
+        )
 
     def _checked(self, index: int, choice: Generation) -> Generation:
         ids, logprobs = choice.token_ids, choice.logprobs
@@ -310,15 +329,10 @@ class HttpBackend:
             raise ServerContractError(
                 f"{self.label} sent {len(logprobs)} logprobs for {len(ids)} tokens in choice {index}"
             )
-        if not ids:
-            return choice
-        vocab_size, (lowest, highest) = self.info.vocab_size, extremes(ids, "q")
-        if lowest < 0 or (vocab_size is not None and highest >= vocab_size):
+        if not all(0 <= token <= self._highest_id() for token in ids):
             raise ServerContractError(f"{self.label} sent an id outside its vocabulary in choice {index}")
-        lowest, highest = extremes(logprobs, "d")
-        if lowest > MINUS_INF_FLOOR and highest <= LOGPROB_TOLERANCE:
-            return choice
-        checked = [self._checked_logprob(index, position, value) for position, value in enumerate(logprobs)]
+        values = map(logprob_or_minus_inf, logprobs)
+        checked = [self._checked_logprob(index, position, value) for position, value in enumerate(values)]
         return dataclasses.replace(choice, logprobs=checked)
 
     def _checked_logprob(self, index: int, position: int, logprob: float) -> float:

@@ -1,19 +1,19 @@
-"""Numbers of a reply: what stands for minus infinity, and the least and the greatest of many."""
+"""Numbers of a reply: what stands for minus infinity, and whether many are within bounds."""
 
 from __future__ import annotations
 
 import math
 import struct
 from collections.abc import Sequence
-from typing import Literal, cast
+from typing import Literal
 
 import numpy as np
 
 MINUS_INF_FLOOR = -9998.0
 """At or below it a logprob stands for -inf: vLLM writes -9999.0, SGLang -3.4e38. Real logits come nowhere near."""
 
-LONG_LIST = 160
-"""Values from which on making an array of them is quicker than looking at each."""
+MANY_NUMBERS = 256
+"""From here on making an array of them is quicker than looking at each."""
 
 
 def logprob_or_minus_inf(value: float | None) -> float:
@@ -21,23 +21,23 @@ def logprob_or_minus_inf(value: float | None) -> float:
     return -math.inf if value is None else value
 
 
-def extremes(values: Sequence[float], code: Literal["q", "d"]) -> tuple[float, float]:
-    """The least and the greatest of some numbers; NaN twice where one of them is.
+def all_within(lists: Sequence[Sequence[float]], code: Literal["i", "d"], *, above: float, highest: float) -> bool:
+    """Whether every number of every list is greater than `above` and at most `highest`.
+
+    False also where one is None or NaN, or does not fit into 32 bits where `code` is "i".
 
     Args:
-        code: how `struct` writes them: long lists are compared as an array of it, in a third of the time.
+        code: how `struct` writes them: long lists are compared as one array of it, in a third of the time.
     """
-    if len(values) < LONG_LIST:
-        return (math.nan, math.nan) if math.isnan(sum(values)) else (min(values), max(values))
     try:
-        array = np.frombuffer(struct.pack(f"{len(values)}{code}", *values), dtype=code)
-    except struct.error:  # an id of more than 64 bits
-        return min(values), max(values)
-    return array.min().item(), array.max().item()
+        if sum(map(len, lists)) < MANY_NUMBERS:
+            return all(_within(values, above, highest) for values in lists if values)
+        packed = b"".join([struct.pack(f"{len(values)}{code}", *values) for values in lists])
+    except (TypeError, struct.error):
+        return False
+    array = np.frombuffer(packed, dtype=code)
+    return bool(above < array.min() and array.max() <= highest)
 
 
-def logprobs_or_minus_inf(values: Sequence[float | None]) -> Sequence[float]:
-    """The same for every value; those without a null as they are."""
-    if None in values:
-        return [logprob_or_minus_inf(value) for value in values]
-    return cast("Sequence[float]", values)
+def _within(values: Sequence[float], above: float, highest: float) -> bool:
+    return above < min(values) and max(values) <= highest and not math.isnan(sum(values))

@@ -19,11 +19,12 @@ from __future__ import annotations
 import dataclasses
 import re
 from collections.abc import Sequence
-from typing import ClassVar, TypeVar
+from typing import ClassVar, TypeVar, cast
 
 import msgspec
 
 from managed_cli.backends.base import NOT_PROBED, BackendConfig, HttpBackend
+from managed_cli.backends.echo import NO_ECHO, SentPrompt
 from managed_cli.backends.numbers import logprob_or_minus_inf
 from managed_cli.backends.token_logprobs import checked_token_logprobs
 from managed_cli.backends.vllm import end_token_id, logprobs_mode_of
@@ -87,7 +88,7 @@ class _Reply(msgspec.Struct):
     meta_info: _Meta
     text: str | None = None
     output_ids: list[int] | None = None
-    prompt_token_ids: list[int] | None = None
+    prompt_token_ids: msgspec.Raw = NO_ECHO
 
 
 class _ModelInfo(msgspec.Struct):
@@ -209,7 +210,9 @@ class SGLangBackend(HttpBackend):
     async def _top_two(self, sampling: SamplingParams) -> list[float] | None:
         """The two highest logprobs of the token after `PROBE_IDS`, best first; None when refused."""
         try:
-            reply = await self.http.post("/generate", {**self._payload(PROBE_IDS, sampling), "top_logprobs_num": 2})
+            reply = await self.http.post(
+                "/generate", {**self._payload(SentPrompt(PROBE_IDS), sampling), "top_logprobs_num": 2}
+            )
         except ServerRefused as error:
             if self._takes_seed and any(SEED_NOT_KNOWN.search(line) for line in error.details):
                 self._takes_seed = False
@@ -259,22 +262,23 @@ class SGLangBackend(HttpBackend):
         sampling = self.admitted(prompt_ids, sampling)
         if sampling.top_k == GREEDY_TOP_K:
             sampling = dataclasses.replace(sampling, temperature=0.0)
-        reply = await self.http.post("/generate", self._payload(prompt_ids, sampling))
+        sent = SentPrompt(prompt_ids)
+        reply = await self.http.post("/generate", self._payload(sent, sampling))
         # An object for one choice, a list for several.
         decoded = self.http.decode(reply.body, _Reply | list[_Reply], what="a completion")  # type: ignore[arg-type] # mypy takes a union for no type
         replies: list[_Reply] = decoded if isinstance(decoded, list) else [decoded]
         for choice in replies:
-            self._check_prompt(prompt_ids, choice)
+            self._check_prompt(sent, choice)
         choices = [self._generation(index, choice, sampling) for index, choice in enumerate(replies)]
         mode = LogprobsMode.RAW if _is_greedy(sampling) else None
         return self.reply_of(sampling, choices, reply.attempts, logprobs_mode=mode)
 
-    def _payload(self, prompt_ids: Sequence[int], sampling: SamplingParams) -> dict[str, object]:
+    def _payload(self, prompt: SentPrompt, sampling: SamplingParams) -> dict[str, object]:
         own_seeds = self._deterministic and sampling.n > 1 and sampling.seed is not None
         fields = self._sampling_fields(sampling)
         seeds = range(sampling.seed or 0, (sampling.seed or 0) + sampling.n)
         return {
-            "input_ids": [prompt_ids] * sampling.n if own_seeds else prompt_ids,
+            "input_ids": [prompt.raw] * sampling.n if own_seeds else prompt.raw,
             "sampling_params": [{**fields, "n": 1, "sampling_seed": seed} for seed in seeds] if own_seeds else fields,
             "return_logprob": True,
             "logprob_start_len": -1,
@@ -298,14 +302,13 @@ class SGLangBackend(HttpBackend):
         }
         return {**fields, "sampling_seed": sampling.seed} if self._takes_seed else fields
 
-    def _check_prompt(self, prompt_ids: Sequence[int], reply: _Reply) -> None:
+    def _check_prompt(self, sent: SentPrompt, reply: _Reply) -> None:
         """Raise ServerContractError unless the server worked on the prompt; older ones echo only its length."""
-        if reply.prompt_token_ids is not None:
-            self.check_echo(prompt_ids, reply.prompt_token_ids)
-        if reply.meta_info.prompt_tokens != len(prompt_ids):
+        if reply.prompt_token_ids != NO_ECHO:
+            self.check_echo(sent, reply.prompt_token_ids)
+        if reply.meta_info.prompt_tokens != len(sent.ids):
             raise ServerContractError(
-                f"{self.label} worked on {reply.meta_info.prompt_tokens} prompt tokens, "
-                f"not on the {len(prompt_ids)} sent"
+                f"{self.label} worked on {reply.meta_info.prompt_tokens} prompt tokens, not on the {len(sent.ids)} sent"
             )
 
     def _generation(self, index: int, reply: _Reply, sampling: SamplingParams) -> Generation:
@@ -323,7 +326,7 @@ class SGLangBackend(HttpBackend):
         stop_reason = None if isinstance(matched, list) else matched
         return Generation(
             token_ids=ids,
-            logprobs=[logprob_or_minus_inf(value) for value, _, _ in triples],
+            logprobs=cast("list[float]", [value for value, _, _ in triples]),  # nulls: see `reply_of`
             text=reply.text,
             finish_reason=reason.type,
             stop_reason=stop_reason,
@@ -371,13 +374,14 @@ class SGLangBackend(HttpBackend):
     ) -> tuple[list[_Triple], list[list[_Triple] | None] | None]:
         self.require_vocabulary()
         sampling = self.admitted(prompt_ids, SamplingParams(max_tokens=1, temperature=0.0))
+        sent = SentPrompt(prompt_ids)
         payload = {
-            **self._payload(prompt_ids, dataclasses.replace(sampling, max_tokens=0)),
+            **self._payload(sent, dataclasses.replace(sampling, max_tokens=0)),
             "logprob_start_len": 0,
             "top_logprobs_num": top_k,
         }
         reply = self.http.decode((await self.http.post("/generate", payload)).body, _Reply, what="prompt logprobs")
-        self._check_prompt(prompt_ids, reply)
+        self._check_prompt(sent, reply)
         own = reply.meta_info.input_token_logprobs
         if own is None:
             raise ServerContractError(f"{self.label} sent no prompt logprobs")

@@ -16,11 +16,12 @@ asking. The own server (TRL 0.29 to 1.10, by its source and by asking 1.10.0):
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import msgspec
 
 from managed_cli.backends.base import NOT_PROBED, BackendConfig
+from managed_cli.backends.echo import SentPrompt
 from managed_cli.backends.numbers import logprob_or_minus_inf
 from managed_cli.backends.token_logprobs import check_positions, checked_token_logprobs
 from managed_cli.backends.vllm import VLLMBackend, logprobs_mode_of
@@ -58,7 +59,7 @@ class _WorldSize(msgspec.Struct):
 
 class _Completions(msgspec.Struct):
     completion_ids: list[list[int]]
-    prompt_ids: list[list[int]] | None = None
+    prompt_ids: list[msgspec.Raw] | None = None
     logprobs: list[list[list[float | None] | float | None]] | None = None
     logprob_token_ids: list[list[list[int]]] | None = None
 
@@ -142,7 +143,7 @@ class TRLBackend(VLLMBackend):
 
     async def _own_top_two(self, sampling: SamplingParams) -> list[float]:
         """The two highest logprobs of the token after `PROBE_IDS`, best first; fewer where the server sends fewer."""
-        completions, _ = await self._complete({**_payload(PROBE_IDS, sampling), "logprobs": 2})
+        completions, _ = await self._complete({**_payload(SentPrompt(PROBE_IDS), sampling), "logprobs": 2})
         row = completions.logprobs[0][0] if completions.logprobs and completions.logprobs[0] else None
         values = [logprob_or_minus_inf(value) for value in row] if isinstance(row, list) else []
         return sorted(values, reverse=True)[:2]
@@ -187,24 +188,25 @@ class TRLBackend(VLLMBackend):
             return await super().generate(prompt_ids, sampling)
         self.check_sampling(sampling)
         sampling = self.admitted(prompt_ids, sampling)
-        completions, attempts = await self._complete(_payload(prompt_ids, sampling))
-        self._check_whole(prompt_ids, completions)
+        sent = SentPrompt(prompt_ids)
+        completions, attempts = await self._complete(_payload(sent, sampling))
+        self._check_whole(sent, completions)
         choices = [
             self._own_generation(index, completions, sampling) for index in range(len(completions.completion_ids))
         ]
         return self.reply_of(sampling, choices, attempts)
 
-    def _check_whole(self, prompt_ids: Sequence[int], completions: _Completions) -> None:
+    def _check_whole(self, sent: SentPrompt, completions: _Completions) -> None:
         """Raise ServerContractError unless the reply is to this prompt and has logprobs for each of its choices."""
         if completions.prompt_ids is None:
             raise ServerContractError(f"{self.label} did not say which prompt ids it used", hint=TRL_WITH_IDS)
         if len(completions.prompt_ids) != 1:
             raise ServerContractError(f"{self.label} echoed {len(completions.prompt_ids)} prompts for one")
-        self.check_echo(prompt_ids, completions.prompt_ids[0])
+        self.check_echo(sent, completions.prompt_ids[0])
         expected = len(completions.completion_ids)
-        for sent in (completions.logprobs or (), completions.logprob_token_ids):
-            if sent is not None and len(sent) != expected:
-                raise ServerContractError(f"{self.label} sent logprobs of {len(sent)} choices for {expected}")
+        for values in (completions.logprobs or (), completions.logprob_token_ids):
+            if values is not None and len(values) != expected:
+                raise ServerContractError(f"{self.label} sent logprobs of {len(values)} choices for {expected}")
 
     async def _complete(self, payload: Mapping[str, object]) -> tuple[_Completions, int]:
         try:
@@ -230,10 +232,17 @@ class TRLBackend(VLLMBackend):
             end_token_id=ids[-1] if self._ends_here(ids[-1], sampling) else None,
         )
 
-    def _sampled_logprobs(self, index: int, ids: Sequence[int], completions: _Completions) -> list[float]:
-        """The logprob of each sampled id, found by the id where there are alternatives to choose from."""
+    def _sampled_logprobs(self, index: int, ids: list[int], completions: _Completions) -> list[float]:
+        """The logprob of each sampled id, found by the id where there are alternatives to choose from.
+
+        A null among them is for `reply_of` to read as -inf.
+        """
         rows = (completions.logprobs or [])[index]
         named = completions.logprob_token_ids[index] if completions.logprob_token_ids else None
+        if named is not None and _sole_entries(named) == ids and len(rows) == len(ids):
+            values = _sole_entries(rows)
+            if values is not None:
+                return values
         if len(rows) != len(ids) or (named is not None and len(named) != len(rows)):
             raise ServerContractError(f"{self.label} sent {len(rows)} logprobs for {len(ids)} tokens in choice {index}")
         logprobs = []
@@ -329,10 +338,18 @@ class TRLBackend(VLLMBackend):
         return values, tokens
 
 
-def _payload(prompt_ids: Sequence[int], sampling: SamplingParams) -> dict[str, object]:
+def _sole_entries(rows: Sequence[Any]) -> list[Any] | None:  # Any: ids, or logprobs and nulls
+    """What stands in each row, where each is a list of one; None where one is not. The usual reply, in a tenth."""
+    try:
+        return [entry for (entry,) in rows]
+    except (TypeError, ValueError):
+        return None
+
+
+def _payload(prompt: SentPrompt, sampling: SamplingParams) -> dict[str, object]:
     """Every sampling parameter under the own server's name; what it has no field for goes to vLLM as it is."""
     return {
-        "prompts": [prompt_ids],
+        "prompts": [prompt.raw],
         "n": sampling.n,
         "max_tokens": sampling.max_tokens,
         "temperature": sampling.temperature,

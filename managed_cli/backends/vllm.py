@@ -14,12 +14,13 @@ import contextlib
 import dataclasses
 import math
 from collections.abc import Mapping, Sequence
-from typing import ClassVar
+from typing import ClassVar, cast
 
 import msgspec
 
 from managed_cli.backends.base import NOT_PROBED, HttpBackend
-from managed_cli.backends.numbers import logprob_or_minus_inf, logprobs_or_minus_inf
+from managed_cli.backends.echo import NO_ECHO, SentPrompt
+from managed_cli.backends.numbers import logprob_or_minus_inf
 from managed_cli.backends.token_logprobs import check_positions, checked_token_logprobs
 from managed_cli.backends.vllm_on_cpu import StepBudget, runs_on_cpu
 from managed_cli.errors import ServerContractError, ServerRefused
@@ -55,7 +56,7 @@ class _SampledChoice(msgspec.Struct):
     logprobs: _SampledLogprobs | None = None
     stop_reason: int | str | None = None
     token_ids: list[int] | None = None
-    prompt_token_ids: list[int] | None = None
+    prompt_token_ids: msgspec.Raw = NO_ECHO
 
 
 class _Sampled(msgspec.Struct):
@@ -80,7 +81,7 @@ class _Choice(msgspec.Struct):
     logprobs: _Logprobs | None = None
     stop_reason: int | str | None = None
     token_ids: list[int] | None = None
-    prompt_token_ids: list[int] | None = None
+    prompt_token_ids: msgspec.Raw = NO_ECHO
     prompt_logprobs: list[dict[str, _PromptLogprob] | None] | None = None
 
 
@@ -232,7 +233,8 @@ class VLLMBackend(HttpBackend):
             return await self._generate(prompt_ids, sampling)
 
     async def _generate(self, prompt_ids: Sequence[int], sampling: SamplingParams) -> GenerationReply:
-        reply = await self.http.post("/v1/completions", self._payload(prompt_ids, sampling))
+        sent = SentPrompt(prompt_ids)
+        reply = await self.http.post("/v1/completions", self._payload(sent, sampling))
         sampled = self.http.decode(reply.body, _Sampled, what="a completion")
         if sampled.model is not None and sampled.model not in self._served:
             raise ServerContractError(f"{self.label} answered with the model {sampled.model!r}, which it does not list")
@@ -241,18 +243,18 @@ class VLLMBackend(HttpBackend):
             raise ServerContractError(f"{self.label} numbered its choices {[c.index for c in choices]}")
         choices.sort(key=lambda choice: choice.index)
         for choice in choices:
-            if choice.token_ids is None or choice.prompt_token_ids is None:
+            if choice.token_ids is None or choice.prompt_token_ids == NO_ECHO:
                 raise ServerContractError(
                     f"{self.label} sent no token ids for choice {choice.index}",
                     hint="vLLM sends them (`return_token_ids`) from 0.10.2 on",
                 )
-            self.check_echo(prompt_ids, choice.prompt_token_ids, choice=choice.index)
+            self.check_echo(sent, choice.prompt_token_ids, choice=choice.index)
         return self.reply_of(sampling, [self._generation(choice) for choice in choices], reply.attempts)
 
-    def _payload(self, prompt_ids: Sequence[int], sampling: SamplingParams) -> dict[str, object]:
+    def _payload(self, prompt: SentPrompt, sampling: SamplingParams) -> dict[str, object]:
         return {
             "model": self.info.model,
-            "prompt": prompt_ids,
+            "prompt": prompt.raw,
             **sampling_fields(sampling),
             "logprobs": 0,
             "return_token_ids": True,
@@ -265,7 +267,7 @@ class VLLMBackend(HttpBackend):
             raise ServerContractError(f"{self.label} sent no finish reason for choice {choice.index}")
         return Generation(
             token_ids=choice.token_ids,
-            logprobs=logprobs_or_minus_inf(choice.logprobs.token_logprobs),
+            logprobs=cast("list[float]", choice.logprobs.token_logprobs),  # nulls: see `reply_of`
             text=choice.text,
             finish_reason=choice.finish_reason,
             stop_reason=choice.stop_reason,
@@ -301,7 +303,8 @@ class VLLMBackend(HttpBackend):
     ) -> Sequence[Mapping[str, _PromptLogprob] | None]:
         """What the reply holds for each position: the prompt's own token, and the ranks 1 … `top_k`."""
         sampling = self.admitted(prompt_ids, SamplingParams(max_tokens=1, temperature=0.0))
-        payload = {**self._payload(prompt_ids, sampling), "prompt_logprobs": top_k}
+        sent = SentPrompt(prompt_ids)
+        payload = {**self._payload(sent, sampling), "prompt_logprobs": top_k}
         async with contextlib.AsyncExitStack() as held:
             if self._step_budget is not None:
                 await held.enter_async_context(self._step_budget.taken(StepBudget.needed(len(prompt_ids), 1)))
@@ -309,7 +312,7 @@ class VLLMBackend(HttpBackend):
         choices = self.http.decode(reply.body, _Completion, what="prompt logprobs").choices
         if len(choices) != 1 or choices[0].prompt_logprobs is None:
             raise ServerContractError(f"{self.label} sent no prompt logprobs")
-        self.check_echo(prompt_ids, choices[0].prompt_token_ids)
+        self.check_echo(sent, choices[0].prompt_token_ids)
         return choices[0].prompt_logprobs
 
     def _ranked(self, entry: Mapping[str, _PromptLogprob] | None, top_k: int, position: int) -> list[tuple[int, float]]:

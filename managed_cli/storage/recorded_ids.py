@@ -1,4 +1,4 @@
-"""Which samples stand on disk: a set that takes 16 bytes an id, whatever the length of the id."""
+"""Which samples stand on disk: a set that takes 20 bytes an id or less, whatever the length of the id."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ DIGEST_BYTES = 16
 
 _HALVES = struct.Struct(">QQ").unpack
 
-LEADING_BITS = 12
-"""Of a digest, by which a search begins near its end: 8 steps of 20 are left at a million ids."""
+MOST_LEADING_BITS = 32
+"""Of a digest, by which a search is led to its end: as many as leave one or two ids to look at."""
 
 
 def sample_digest(sample_id: str) -> bytes:
@@ -58,8 +58,11 @@ class RecordedIds:
     def __init__(self, digests: npt.NDArray[np.uint64] | None = None) -> None:
         halves = np.empty((0, 2), dtype=np.uint64) if digests is None else digests
         self._first, self._second = (array.array("Q", halves[:, column].tobytes()) for column in (0, 1))
-        borders = np.arange(1, 2**LEADING_BITS, dtype=np.uint64) << np.uint64(64 - LEADING_BITS)
-        self._begins = array.array("Q", [0, *np.searchsorted(halves[:, 0], borders).tolist(), len(halves)])
+        leading_bits = min(max(len(halves).bit_length() - 1, 1), MOST_LEADING_BITS)
+        self._shift = 64 - leading_bits
+        borders = np.arange(1, 2**leading_bits, dtype=np.uint64) << np.uint64(self._shift)
+        inner = np.searchsorted(halves[:, 0], borders).astype(np.uint32)
+        self._begins = array.array("I", [0]) + array.array("I", inner.tobytes()) + array.array("I", [len(halves)])
 
     @classmethod
     def of(cls, sample_ids: Iterable[str]) -> Self:
@@ -75,7 +78,7 @@ class RecordedIds:
     def has_digest(self, digest: bytes) -> bool:
         """Whether the id that `digest` stands for is in the set."""
         first, second = _HALVES(digest)
-        leading = first >> (64 - LEADING_BITS)
+        leading = first >> self._shift
         place = bisect.bisect_left(self._first, first, self._begins[leading], self._begins[leading + 1])
         while place < len(self._first) and self._first[place] == first:
             if self._second[place] == second:
