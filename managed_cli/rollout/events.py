@@ -11,12 +11,10 @@ from managed_cli.errors import ManagedCliError
 
 
 class CountedRow(Protocol):
-    """What is counted of a row: T tokens, of which some were sampled."""
+    """What is counted of a row."""
 
     @property
     def tokens(self) -> Sequence[int]: ...
-    @property
-    def sampled_length(self) -> int: ...
     @property
     def metadata(self) -> Mapping[str, Any]: ...  # Any: JSON values
 
@@ -99,9 +97,8 @@ class Progress:
         else:
             self.failed += 1
 
-    def count_rows(self, rows: Sequence[CountedRow]) -> None:
-        """One more sample that is recorded, and all its rows."""
-        sampled = sum(row.sampled_length for row in rows)
+    def count_rows(self, rows: Sequence[CountedRow], sampled: int) -> None:
+        """One more sample that is recorded, and all its rows, with `sampled` positions that the model sampled."""
         self.recorded += 1
         self.rows += len(rows)
         self.completion_tokens += sampled
@@ -112,8 +109,8 @@ class Progress:
             server.rows += len(rows)
             server.completion_tokens += sampled
         for row in rows:
-            if row.sampled_length or "finish_reason" in row.metadata:
-                reason = row.metadata["finish_reason"]
+            reason = row.metadata.get("finish_reason")
+            if reason is not None:
                 self.finish_reasons[reason] = self.finish_reasons.get(reason, 0) + 1
             fork = row.metadata.get("fork_reason")
             if fork:

@@ -144,7 +144,7 @@ class Runner:
                 try:
                     with member.working():
                         rows = await self._do(task, member.server, self.config)
-                    self._output.add(rows)
+                    sampled = self._output.add(rows)
                 except ManagedCliError as error:
                     is_lost = await self._pool.is_to_blame(member, error, outages)
                     if is_lost and servers_lost < MOST_SERVERS_LOST:
@@ -153,7 +153,7 @@ class Runner:
                     self._count_failure(error)
                 else:
                     self._failures_in_a_row = 0
-                    self.progress.count_rows(rows)
+                    self.progress.count_rows(rows, sampled)
                 return
 
     def _count_failure(self, error: ManagedCliError) -> None:

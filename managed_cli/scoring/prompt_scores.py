@@ -41,11 +41,6 @@ class ScoredPrompt:
         """Ids of the prompt, [P]."""
         return self.found.prompt_tokens
 
-    @property
-    def sampled_length(self) -> int:
-        """Nothing is sampled."""
-        return 0
-
 
 COLUMNS: tuple[Column, ...] = (
     Column(

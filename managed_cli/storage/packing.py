@@ -51,9 +51,18 @@ def packing_of(type: pa.DataType, *, nullable: bool) -> Packing:
         pack = plain[type]
         return Packing(_or_none(pack) if nullable else pack, lambda values: pa.array(values, type=type))
     if pa.types.is_list(type) and type.value_type in _CODES and not nullable:
-        code = _CODES[type.value_type]
-        return Packing(lambda values: struct.pack(f"{len(values)}{code}", *values), functools.partial(_lists, type))
+        pack_list = functools.partial(_list, _CODES[type.value_type])
+        return Packing(pack_list, functools.partial(_lists, type))
     return Packing(lambda value: _short_array(value, type, nullable=nullable), pa.concat_arrays)
+
+
+def packed_integers(values: Sequence[int]) -> bytes:
+    """Integers as the packing of a list of them keeps them; it takes the bytes in place of the list, too."""
+    return struct.pack(f"{len(values)}i", *values)
+
+
+def _list(code: str, values: Sequence[Any] | bytes) -> bytes:
+    return values if isinstance(values, bytes) else struct.pack(f"{len(values)}{code}", *values)
 
 
 def _text(value: str) -> str:

@@ -11,10 +11,10 @@ from managed_cli.storage.packing import packed_size
 from managed_cli.storage.schema import PackedRow, RowFormat, Storable
 from managed_cli.storage.summary import Summary
 
-CHUNK_ROWS = 128
+CHUNK_ROWS = 512
 """Packed rows that become one Arrow batch: its fixed cost is then little for each of them."""
 
-CHUNK_BYTES = 4 * 1024 * 1024
+CHUNK_BYTES = 2 * 1024 * 1024
 """Packed bytes that become one Arrow batch, however few rows they are; they are there twice while it is made."""
 
 
@@ -62,8 +62,8 @@ class RowBuffer:
         self._packed: list[PackedRow] = []
         self._packed_bytes = 0
 
-    def add(self, rows: Sequence[Storable]) -> None:
-        """Buffer all rows of one sample.
+    def add(self, rows: Sequence[Storable]) -> int:
+        """Buffer all rows of one sample, and say how many positions of them the model sampled.
 
         Raises:
             OutputError: a row cannot be stored; none of `rows` was buffered.
@@ -75,6 +75,7 @@ class RowBuffer:
         self.rows += len(packed)
         if len(self._packed) >= CHUNK_ROWS or self._packed_bytes >= CHUNK_BYTES:
             self._make_batch()
+        return sum(map(self._row_format.sampled_length, packed))
 
     def take(self) -> PendingRows:
         """What is buffered; the buffer is empty afterwards."""

@@ -15,7 +15,7 @@ import msgspec
 import pyarrow as pa
 
 from managed_cli.errors import OutputError
-from managed_cli.storage.packing import UNPACKABLE, Packing, packing_of
+from managed_cli.storage.packing import UNPACKABLE, Packing, packed_integers, packing_of
 from managed_cli.types import IGNORED_TOKEN_ID, MASKED_LOGPROB
 
 if TYPE_CHECKING:  # pydantic, which readers of files do without
@@ -101,16 +101,39 @@ def _type_name(type: pa.DataType) -> str:
     return "float32" if pa.types.is_float32(type) else str(type)  # Arrow itself says `float`
 
 
-class _CountedNode:
-    """A node as its columns read it: what is masked is counted once for all of them."""
+_MASKED = packed_integers([IGNORED_TOKEN_ID])
+"""A masked position in packed form: no ids in a row can make these bytes across two of them, since none is negative."""
 
-    __slots__ = ("masked_length", "metadata", "node", "sampled_length")
+
+class _CountedNode:
+    """A node as its columns read it: its mask is packed, and what is masked counted in it, once for all of them."""
+
+    __slots__ = ("_mask", "_masked_length", "metadata", "node")
 
     def __init__(self, node: SequenceNode) -> None:
         self.node = node
         self.metadata = node.metadata
-        self.masked_length = node.masked_tokens.count(IGNORED_TOKEN_ID)
-        self.sampled_length = len(node.masked_tokens) - self.masked_length
+        self._mask = b""
+        self._masked_length: int | None = None
+
+    @property
+    def mask(self) -> bytes:
+        """`masked_tokens`, packed."""
+        if not self._mask:
+            self._mask = packed_integers(self.node.masked_tokens)
+        return self._mask
+
+    @property
+    def masked_length(self) -> int:
+        """How many positions are masked (tokens)."""
+        if self._masked_length is None:
+            self._masked_length = self.mask.count(_MASKED)
+        return self._masked_length
+
+    @property
+    def sampled_length(self) -> int:
+        """How many positions the model sampled (tokens)."""
+        return len(self.node.masked_tokens) - self.masked_length
 
     def mean_logprob(self) -> float | None:
         """The node's own mean, without its slower exact sum: the sum of all less the 1.0 of every masked position."""
@@ -156,7 +179,7 @@ COLUMNS: tuple[Column, ...] = (
         "masked_tokens",
         pa.list_(pa.int32()),
         "the same ids, -100 where the model did not sample",
-        lambda row: row.node.masked_tokens,
+        lambda row: row.mask,
         unit="[T] token ids",
         dictionary=True,
     ),
@@ -255,6 +278,14 @@ class RowFormat:
             reason = f"it has no {column.name}" if _is_missing(column, seen) else f"its {column.name}: {error}"
             raise OutputError(f"a row of sample {row.metadata.get('sample_id')} cannot be stored: {reason}") from error
         return tuple(values)
+
+    @functools.cached_property
+    def _sampled_column(self) -> int | None:
+        return next((at for at, column in enumerate(self.columns) if column.name == "completion_length"), None)
+
+    def sampled_length(self, row: PackedRow) -> int:
+        """How many positions of a packed row the model sampled; 0 where the format has no such column."""
+        return 0 if self._sampled_column is None else row[self._sampled_column]
 
     def batch_of(self, rows: Sequence[PackedRow]) -> pa.RecordBatch:
         """One Arrow batch of `schema`."""

@@ -216,14 +216,15 @@ class ShardedOutput:
         """Counts over the rows on disk, those of earlier sessions included."""
         return self._earlier.summary.merged(self._added)
 
-    def add(self, nodes: Sequence[Storable]) -> None:
+    def add(self, nodes: Sequence[Storable]) -> int:
         """Buffer all rows of one finished sample; they will stand next to each other in one shard.
+
+        Returns how many positions of them the model sampled.
 
         Raises:
             OutputError: a row cannot be stored; none of `nodes` was buffered.
         """
-        if nodes:
-            self._buffer.add(nodes)
+        return self._buffer.add(nodes) if nodes else 0
 
     def take_pending(self) -> PendingRows:
         """What is buffered; the buffer is empty afterwards."""

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import random
+import re
 import sys
 import tempfile
 import urllib.request
@@ -22,12 +24,12 @@ HERE = Path(__file__).parent
 PEERS_PYTHON = REPOSITORY / ".cache" / "bench" / "venv" / "bin" / "python"
 
 PROMPT = (
-    "A farmer has 17 sheep, 4 dogs and a number of hens. Every sheep gives 3 kilograms of wool a year, and a kilogram "
+    "A farmer has 1,741 sheep, 4 dogs and a number of hens. Every sheep gives 3 kilograms of wool a year; a kilogram "
     "of wool sells for 12 dollars; every hen lays 5 eggs a week, and a dozen eggs sells for 4 dollars. Last year the "
-    "farmer earned 1,652 dollars from wool and eggs together. How many hens are there on the farm? Think step by step, "
-    "write down every equation that you use, and give the final number of hens on a line of its own."
+    "farmer earned 98,652 dollars from wool and eggs, 1,318 less than the year before. How many hens are there? Think "
+    "step by step, write down every equation that you use, and give the number of hens on a line of its own."
 )
-"""One prompt for all samples, of about a hundred tokens."""
+"""Of about a hundred tokens; each sample has other numbers, of which three have hardly been seen before."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,7 +39,7 @@ class Job:
     Attributes:
         tokens: of each choice.
         concurrency: requests in flight.
-        prompt: of every sample.
+        prompt: of every sample, but for its digits.
     """
 
     kind: str
@@ -64,9 +66,15 @@ def tokenizer_directory() -> Path:
     return found if isinstance(found, Path) else shared_tokenizer_directory()
 
 
+def varied(prompt: str, number: int) -> str:
+    """The prompt of one sample: other digits, in the same places."""
+    chance = random.Random(number)
+    return re.sub(r"\d", lambda _: str(chance.randrange(1, 10)), prompt)
+
+
 def write_prompts(path: Path, samples: int, prompt: str = PROMPT) -> Path:
-    """`path` with one line for each sample."""
-    return write_lines(path, ({"id": f"s-{number:07}", "prompt": prompt} for number in range(samples)))
+    """`path` with one line for each sample, each with a prompt of its own."""
+    return write_lines(path, ({"id": f"s-{number:07}", "prompt": varied(prompt, number)} for number in range(samples)))
 
 
 def write_lines(path: Path, records: Iterable[object]) -> Path:

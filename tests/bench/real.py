@@ -19,7 +19,7 @@ import tokenizers
 
 from managed_cli.backends.embedded import EmbeddedBackend, EngineConfig
 from tests.bench.children import environment
-from tests.bench.jobs import PROMPT, write_lines
+from tests.bench.jobs import PROMPT, varied, write_lines
 from tests.bench.tables import markdown
 from tests.real_servers.servers import SERVED_NAME, running
 
@@ -72,7 +72,7 @@ def real_paces(servers: Path, samples: int, repeats: int, told: Callable[[str], 
 
 def questions(samples: int) -> list[str]:
     """As many different prompts, of about a hundred tokens."""
-    return [PROMPT.replace("17 sheep", f"{17 + number} sheep") for number in range(samples)]
+    return [varied(PROMPT, number) for number in range(samples)]
 
 
 def on_vllm(servers: Path, where: Path, samples: int, repeats: int, told: Callable[[str], None]) -> list[Pace]:
