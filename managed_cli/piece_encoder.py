@@ -104,6 +104,9 @@ class PieceEncoder:
         added = rust.get_added_tokens_decoder()
         self._next_added_id = max([rust.get_vocab_size(with_added_tokens=False) - 1, *added]) + 1
         self._kinds = bytearray(self._next_added_id)  # by id: unknown (0), or one of the two below
+        # A space and a word in plain letters are one match of every pattern, unless an added token lies in the word.
+        self._asks_model = not any(token.content.isalpha() for token in added.values())
+        self._model = rust.model
         self._words: dict[str, Ids] = {}  # key: without the space before it, visible at both ends, so cuts hold
         self._pieces: dict[str, Ids] = {}  # key: as encoded; one without a space began a text and was cut off there
         self._allowance = FULL_ALLOWANCE
@@ -189,9 +192,16 @@ class PieceEncoder:
         return ids
 
     def _learn_words(self, found: list[Ids | None], parts: Sequence[str], words: Sequence[int]) -> bool:
-        """Whether the ids of the parts `words` are in `found` now, by one call: each begins with a token's space."""
+        """Whether the ids of the parts `words` are in `found` now."""
+        if self._asks_model:
+            plain = [at for at in words if _is_plain(parts[at])]
+            for at in plain:
+                found[at] = new = tuple([token.id for token in self._model.tokenize(SPACE + parts[at])])
+                self._keep(self._words, parts[at], new)
+            words = [at for at in words if found[at] is None]
         if not words:
             return True
+        # One call for all others: each begins with a token's space.
         ids = self._ids(" ".join(("", *[parts[at] for at in words])))
         kinds = self._kinds
         starts = [at for at, token in enumerate(ids) if (kinds[token] or self._kind(token)) == BEGINS_WITH_SPACE]
@@ -213,6 +223,11 @@ class PieceEncoder:
             self._pieces.clear()
         if len(key) <= LONGEST_PIECE and len(ids) <= LONGEST_IDS:
             table[key] = ids
+
+
+def _is_plain(word: str) -> bool:
+    """Whether it is a word in small letters of ASCII, perhaps with a capital before them."""
+    return word.isascii() and word.isalpha() and word[1:].islower()
 
 
 def _piece_around(parts: Sequence[str], at: int) -> tuple[int, int]:

@@ -22,7 +22,8 @@ from managed_cli.tracking.trackers import NodeTracker
 from managed_cli.types import TOP_K_OFF, GenerationReply, Message, SamplingParams, Tokenizer
 
 LONG_TEXT_CHARACTERS = 50_000
-"""Longer texts are tokenised in a thread: on the event loop they would hold up every other request for over 10 ms."""
+"""Longer texts are encoded, and by some libraries decoded, in a thread: on the event loop they would hold up every
+other request for over 10 ms."""
 
 History = Literal["template", "verbatim"]
 
@@ -200,7 +201,8 @@ class ManagedServer:
                 self._tracker.claim(ticket, encoding.parent)
             sampling = within_total(sampling, len(encoding.token_ids), max_total_tokens)
             reply = await self.backend.generate(encoding.token_ids, sampling)
-            nodes = await self._off_loop(encoding.text, lambda: self._tracked(ticket.number, encoding, reply, chat))
+            decoded_at_length = 0 if self.tokenizer.decodes_bytes else len(encoding.text)
+            nodes = await self._off_loop(decoded_at_length, lambda: self._tracked(ticket.number, encoding, reply, chat))
             self._check_open()
             self._tracker.record(ticket, nodes)
         except BaseException:
@@ -223,13 +225,13 @@ class ManagedServer:
         if prompt_ids is not None:
             if prompt is not None or chat is not None:
                 raise ConfigError("give one of prompt, prompt_ids and messages")
-            return await self._off_loop("", lambda: self._plan_ids(prompt_ids))
+            return await self._off_loop(0, lambda: self._plan_ids(prompt_ids))
         nodes = self._tracker.known_nodes()
         if prompt is not None and chat is None:
-            return await self._off_loop(prompt, lambda: self._plan_text(prompt, nodes))
+            return await self._off_loop(len(prompt), lambda: self._plan_text(prompt, nodes))
         if chat is None or prompt is not None:
             raise ConfigError("give one of prompt, prompt_ids and messages")
-        size = "".join(content_text(message.get("content")) for message in chat.messages)
+        size = sum(len(content_text(message.get("content"))) for message in chat.messages)
         return await self._off_loop(size, lambda: self._plan_chat(chat, nodes))
 
     def _plan_ids(self, prompt_ids: Sequence[int]) -> PromptEncoding:
@@ -347,9 +349,9 @@ class ManagedServer:
                 hint="call get_state() before the end of the `async with` block",
             )
 
-    async def _off_loop(self, text: str, work: Callable[[], T]) -> T:
-        """`work()`, in a thread where it would block the event loop."""
-        if self.tokenizer.over_network or len(text) > LONG_TEXT_CHARACTERS:
+    async def _off_loop(self, characters: int, work: Callable[[], T]) -> T:
+        """`work()` on a text so long, in a thread where it would block the event loop."""
+        if self.tokenizer.over_network or characters > LONG_TEXT_CHARACTERS:
             return await asyncio.to_thread(work)
         return work()
 

@@ -135,7 +135,7 @@ def is_recording(file: Path) -> bool:
     """Whether `file` is a Parquet file with our run facts in its footer."""
     try:
         metadata = pq.read_metadata(file).metadata or {}
-    except (pa.ArrowInvalid, OSError):
+    except (pa.ArrowException, OSError):
         return False
     return RUN_METADATA_KEY in metadata
 

@@ -50,9 +50,13 @@ class ReplacedNode(TrackedNode):
         object.__setattr__(replaced, "_texts", texts)
         return replaced
 
-    def move_to(self, newer: TrackedNode) -> None:
-        """Read it off `newer` from now on: its tokens begin with those of `by`, its texts may be spelled otherwise."""
-        if not newer.full_text.startswith(self.by.full_text) or not newer.prompt_text.startswith(self.by.prompt_text):
+    def move_to(self, newer: TrackedNode, *, spelled_alike: bool) -> None:
+        """Read it off `newer` from now on: its tokens begin with those of `by`.
+
+        Args:
+            spelled_alike: so do its texts.
+        """
+        if not spelled_alike:
             texts = (
                 _shared(self.full_text, newer.full_text),
                 _shared(self.prompt_text, newer.prompt_text),

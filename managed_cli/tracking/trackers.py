@@ -110,12 +110,15 @@ class NodeTracker:
         replaced = ReplacedNode.of(parent, extension)
         if replaced is parent:
             return
+        spelled_alike = extension.full_text.startswith(parent.full_text) and extension.prompt_text.startswith(
+            parent.prompt_text
+        )
         for known in self._known.values():
             for index, node in enumerate(known):
                 if node is parent:
                     known[index] = replaced
                 elif isinstance(node, ReplacedNode) and node.by is parent:
-                    node.move_to(extension)
+                    node.move_to(extension, spelled_alike=spelled_alike)
 
     def release(self, ticket: Ticket) -> None:
         """Give back the claim of a call that failed; the node it would have replaced stays."""

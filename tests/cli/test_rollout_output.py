@@ -98,6 +98,23 @@ def test_inspect_loads_neither_transformers_nor_torch(recording: Path, options: 
     assert not loaded_modules("inspect", recording, *options) & {"transformers", "torch"}
 
 
+def test_arrow_keeps_no_memory_that_a_command_has_done_with(recording: Path) -> None:
+    """Its own allocator would; which one it takes is decided when it is imported."""
+    program = (
+        "import contextlib\n"
+        "from managed_cli.cli.app import main\n"
+        "with contextlib.suppress(SystemExit):\n"
+        "    main()\n"
+        "import pyarrow\n"
+        "print('\\n@', pyarrow.default_memory_pool().backend_name)\n"
+    )
+    without = {name: value for name, value in environment().items() if name != "ARROW_DEFAULT_MEMORY_POOL"}
+    done = subprocess.run(
+        [sys.executable, "-c", program, "inspect", recording], capture_output=True, text=True, check=True, env=without
+    )
+    assert done.stdout.rpartition("\n@ ")[2].strip() == "system"
+
+
 def test_a_run_says_what_it_does_and_where_the_rows_are_and_nothing_on_stdout(
     tmp_path: Path, prompts: Path, vllm: RunningServer
 ) -> None:

@@ -31,7 +31,8 @@ SEPARATORS = (
 """Single spaces most of all, and other white space."""
 
 FRAGMENTS = (
-    "a", "I", "is", "The", "NASA", "iPhone", "straße", "don't", "'s", "'LL", "'", "’", "“so”", "é", "e\u0301", "\u0301",
+    "a", "I", "is", "The", "NASA", "reading", "Twelve", "antidisestablishment", "qzx",
+    "aB", "iPhone", "straße", "don't", "'s", "'LL", "'", "’", "“so”", "é", "e\u0301", "\u0301",
     "\u0308", ">\u0338", "\u037e", "Ġ", "ĠĠ", "Ω", "ſ", "Привет", "漢字", "と", "、", "각", "😀", "👩‍🔬", "½", "²", "٣",
     "1", "12", "345", "6789", "0.5", "1,652", ".", ",", "!", "?!", "...", ":", "--", "==", "/", "//", "$", "(", ")",
     "x:\n    return", "_", "#", "\\", "\"", "\x00", "\x01", "\x7f", "\u0378", "\u200b", "\ufeff", "a/b?c=d", "0f" * 40,
@@ -166,6 +167,8 @@ def test_what_is_not_known_to_begin_a_match_at_each_space_is_not_cut(change: Cal
         set_pre_tokenizer(pre_tokenizers.Sequence([pre_tokenizers.Digits(), pre_tokenizers.ByteLevel(False)])),
         set_normalizer(normalizers.Sequence([normalizers.NFC()])),
         add(AddedToken("bout", normalized=True)),
+        add(AddedToken("T")),
+        add(AddedToken("h")),
     ],
 )
 def test_what_is_known_to_is_cut(change: Callable[[Any], None]) -> None:
@@ -175,6 +178,14 @@ def test_what_is_known_to_is_cut(change: Callable[[Any], None]) -> None:
     encoder = taught(TEXT, rust=rust)
     assert encoder._words
     assert encoder.encode(TEXT) == library_ids(rust, TEXT)
+
+
+def test_new_words_in_plain_letters_ask_only_the_model() -> None:
+    encoder = Silent(small())
+    encoder.encode("A few of them here")
+    encoder.silent = True
+    text = "A number of them Twice"
+    assert encoder.encode(text) == library_ids(small(), text)
 
 
 def test_a_known_text_asks_the_library_nothing() -> None:
