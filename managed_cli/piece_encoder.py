@@ -15,6 +15,7 @@ the most varied prompts) up to 5 ms are lost, once; then the library gets such t
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Sequence
 from itertools import chain
 from typing import Any
@@ -85,6 +86,11 @@ REST_CHARACTERS = 400
 
 Ids = tuple[int, ...]
 
+_HAS_LETTER = re.compile(r"[A-Za-z]").search
+_HAS_NO_LETTER = re.compile(r"[!-@\[-`{-~]+").fullmatch
+_RUNS = re.compile(r"[0-9]+|[^0-9]+").findall
+"""Of printable ASCII."""
+
 
 class PieceEncoder:
     """The library's ids of a text without special tokens, by pieces where that is faster; any thread may ask.
@@ -104,8 +110,8 @@ class PieceEncoder:
         added = rust.get_added_tokens_decoder()
         self._next_added_id = max([rust.get_vocab_size(with_added_tokens=False) - 1, *added]) + 1
         self._kinds = bytearray(self._next_added_id)  # by id: unknown (0), or one of the two below
-        # A space and a word in plain letters are one match of every pattern, unless an added token lies in the word.
-        self._asks_model = not any(token.content.isalpha() for token in added.values())
+        # An added token may lie in a word of letters alone, or in one without any.
+        self._knows_words = all(_HAS_LETTER(token.content) and not token.content.isalpha() for token in added.values())
         self._model = rust.model
         self._words: dict[str, Ids] = {}  # key: without the space before it, visible at both ends, so cuts hold
         self._pieces: dict[str, Ids] = {}  # key: as encoded; one without a space began a text and was cut off there
@@ -193,11 +199,16 @@ class PieceEncoder:
 
     def _learn_words(self, found: list[Ids | None], parts: Sequence[str], words: Sequence[int]) -> bool:
         """Whether the ids of the parts `words` are in `found` now."""
-        if self._asks_model:
-            plain = [at for at in words if _is_plain(parts[at])]
-            for at in plain:
-                found[at] = new = tuple([token.id for token in self._model.tokenize(SPACE + parts[at])])
-                self._keep(self._words, parts[at], new)
+        if self._knows_words:
+            for at in words:
+                word = parts[at]
+                if _is_plain(word):  # a space and such a word are one match of every pattern
+                    found[at] = tuple([token.id for token in self._model.tokenize(SPACE + word)])
+                elif _HAS_NO_LETTER(word) and len(runs := _RUNS(word)) > 1:
+                    found[at] = self._ids_of_runs(runs)
+            for at in words:
+                if (new := found[at]) is not None:
+                    self._keep(self._words, parts[at], new)
             words = [at for at in words if found[at] is None]
         if not words:
             return True
@@ -211,6 +222,16 @@ class PieceEncoder:
             found[at] = new = tuple(ids[start:end])
             self._keep(self._words, parts[at], new)
         return True
+
+    def _ids_of_runs(self, runs: Sequence[str]) -> Ids:
+        """Ids of a space and then runs of digits and of other signs: where they meet, every pattern ends a match."""
+        first, *others = runs
+        ids = self._words.get(first)
+        if ids is None:
+            ids = tuple(self._ids(" " + first))
+            self._keep(self._words, first, ids)
+        rest = [self._pieces.get(run) or self._learned_piece(run) for run in others]
+        return (*ids, *chain.from_iterable(rest))
 
     def _kind(self, token_id: int) -> int:
         begins = self._rust.id_to_token(token_id).startswith(SPACE)

@@ -15,8 +15,8 @@ import ipaddress
 import random
 import urllib.parse
 import urllib.request
-from collections.abc import Awaitable, Callable, Iterator, Mapping
-from typing import Any, TypeVar
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Any, Self, TypeVar
 
 import aiohttp
 import httpx
@@ -58,6 +58,9 @@ SHOWN_BODY_CHARACTERS = 300
 UNREADABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 """What reading a reply as JSON can raise; the last for one that is nested without end."""
 
+NO_LIMIT = contextlib.nullcontext()
+"""In place of a time limit."""
+
 T = TypeVar("T")
 
 
@@ -69,25 +72,27 @@ class Reply:
     attempts: int
 
 
-@dataclasses.dataclass(slots=True)
-class Sends:
-    """How often something was sent, retries included."""
+class CountedSends:
+    """Counts what the current task sends inside the block.
 
-    count: int = 0
+    Attributes:
+        count: how often something was sent, retries included.
+    """
+
+    __slots__ = ("_before", "count")
+
+    def __init__(self) -> None:
+        self.count = 0
+
+    def __enter__(self) -> Self:
+        self._before = _counted_sends.set(self)
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        _counted_sends.reset(self._before)
 
 
-_counted_sends: contextvars.ContextVar[Sends | None] = contextvars.ContextVar("counted_sends", default=None)
-
-
-@contextlib.contextmanager
-def counted_sends() -> Iterator[Sends]:
-    """Counts what the current task sends inside the block."""
-    sends = Sends()
-    token = _counted_sends.set(sends)
-    try:
-        yield sends
-    finally:
-        _counted_sends.reset(token)
+_counted_sends: contextvars.ContextVar[CountedSends | None] = contextvars.ContextVar("counted_sends", default=None)
 
 
 class HttpClient:
@@ -163,7 +168,7 @@ class HttpClient:
                 sends.count += 1
             try:
                 async with (
-                    asyncio.timeout(seconds) as limit,
+                    NO_LIMIT if seconds is None else asyncio.timeout(seconds) as limit,
                     session.request(method, url, data=content, allow_redirects=False, proxy=self._proxy) as response,
                 ):
                     body = await self._whole_body(response, path)
@@ -174,7 +179,7 @@ class HttpClient:
             except (aiohttp.ClientError, OSError) as error:  # a TimeoutError is an OSError
                 if isinstance(error.__cause__, ContentEncodingError):
                     raise self._not_decompressed(error.__cause__, path) from error
-                if limit.expired() and not is_question:
+                if limit is not None and limit.expired() and not is_question:
                     raise self._timed_out(path) from error
                 if attempt == last_attempt or (not is_question and await self._is_lost()):
                     raise self._unreachable(error, path) from error

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import operator
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -79,12 +80,13 @@ def weight_versions(backend: Backend, span: Span) -> str | None:
 
 
 _SAMPLING_FIELDS = tuple(field.name for field in dataclasses.fields(SamplingParams))
+_SAMPLING_VALUES = operator.attrgetter(*_SAMPLING_FIELDS)
 
 
 def sampling_json(sampling: SamplingParams) -> dict[str, Any]:  # Any: JSON values
     """What was sent, as JSON."""
     return {
-        **{name: getattr(sampling, name) for name in _SAMPLING_FIELDS},
+        **dict(zip(_SAMPLING_FIELDS, _SAMPLING_VALUES(sampling), strict=True)),
         "stop": list(sampling.stop),
         "stop_token_ids": list(sampling.stop_token_ids),
     }

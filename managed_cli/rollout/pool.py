@@ -13,9 +13,9 @@ import contextlib
 import contextvars
 import dataclasses
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 
-from managed_cli.backends._http import RETRIED_STATUSES, counted_sends
+from managed_cli.backends._http import RETRIED_STATUSES, CountedSends
 from managed_cli.backends.base import refusal_is_final
 from managed_cli.backends.embedded import IN_PROCESS
 from managed_cli.errors import (
@@ -69,15 +69,6 @@ class Member:
     looked_at: float = 0.0
     looking: asyncio.Lock = dataclasses.field(default_factory=asyncio.Lock)
     went_out: asyncio.Event = dataclasses.field(default_factory=asyncio.Event)
-
-    @contextlib.contextmanager
-    def working(self) -> Iterator[None]:
-        """One sample is under way there for the length of the block."""
-        self.outstanding += 1
-        try:
-            yield
-        finally:
-            self.outstanding -= 1
 
     @property
     def name(self) -> str:
@@ -297,7 +288,7 @@ def recorded_name(server: Server) -> str:
 async def _look(server: Server, *, sample: bool) -> None:
     token = _looking.set(True)
     try:
-        with counted_sends():  # what is sent for a look is none of a sample's attempts
+        with CountedSends():  # what is sent for a look is none of a sample's attempts
             await server.look_again(sample=sample)
     finally:
         _looking.reset(token)

@@ -13,7 +13,7 @@ import time
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from typing import Any, Protocol, TypeVar
 
-from managed_cli.backends._http import counted_sends
+from managed_cli.backends._http import CountedSends
 from managed_cli.errors import ManagedCliError, TooManyFailures
 from managed_cli.managed.servers import Server
 from managed_cli.rollout.config import RolloutConfig
@@ -137,13 +137,16 @@ class Runner:
 
     async def _settle(self, task: Sample) -> None:
         """The rows of `task` are buffered, or it stands among the failures."""
-        with counted_sends() as sends:
+        with CountedSends() as sends:
             for servers_lost in range(1, MOST_SERVERS_LOST + 1):
                 member = await self._pool.free_member()
                 outages = member.outages
                 try:
-                    with member.working():
+                    member.outstanding += 1
+                    try:
                         rows = await self._do(task, member.server, self.config)
+                    finally:
+                        member.outstanding -= 1
                     sampled = self._output.add(rows)
                 except ManagedCliError as error:
                     is_lost = await self._pool.is_to_blame(member, error, outages)

@@ -112,14 +112,16 @@ def read_samples(given: Input, options: InputOptions) -> Iterator[Task | BadLine
 
 
 def read_owed_samples(
-    given: Input, options: InputOptions, standing: Callable[[str], SampleStanding]
+    given: Input, options: InputOptions, standing: Callable[[str], SampleStanding] | None
 ) -> Iterator[Task | BadLine | SettledLine]:
     """As `read_samples`; a line whose id says that its sample is settled may be told by that alone.
 
     Args:
-        standing: what is still to be done for a sample.
+        standing: what is still to be done for a sample; None where all are owed.
     """
-    return _read(given, options, SettledIds(options, standing) if options.on_bad_line == "fail" else None)
+    if standing is None or options.on_bad_line == "skip":
+        return _read(given, options, None)
+    return _read(given, options, SettledIds(options, standing))
 
 
 def _read(given: Input, options: InputOptions, earlier: SettledIds | None) -> Iterator[Task | BadLine | SettledLine]:

@@ -10,7 +10,7 @@ import pytest
 
 from managed_cli.backends import _http
 from managed_cli.backends._connections import KEEPALIVE_IDLE_SECONDS
-from managed_cli.backends._http import HttpClient, counted_sends, error_message_in, normalised_base_url, shown_body
+from managed_cli.backends._http import CountedSends, HttpClient, error_message_in, normalised_base_url, shown_body
 from managed_cli.backends.base import Backend, BackendConfig, refusal_is_final
 from managed_cli.backends.llamacpp import LlamaCppBackend
 from managed_cli.backends.openai import OpenAIBackend
@@ -214,7 +214,7 @@ def test_a_slow_reply_is_cut_where_a_timeout_was_asked_for_and_is_not_asked_for_
         if drips:
             threading.Thread(target=drip, args=(listener,), daemon=True).start()
         address = f"http://127.0.0.1:{listener.getsockname()[1]}"
-        with counted_sends() as sends, pytest.raises(RequestTimedOut, match=r"took longer than 0\.2 s") as caught:
+        with CountedSends() as sends, pytest.raises(RequestTimedOut, match=r"took longer than 0\.2 s") as caught:
             on_client(address, lambda c: c.post("/x", {}), timeout=0.2)
     assert sends.count == 1
     assert "--request-timeout" in caught.value.report()
@@ -269,7 +269,7 @@ def test_a_request_is_not_sent_again_to_a_server_that_is_known_to_be_lost() -> N
         client.is_lost = lost
         await client.post("/x", {})
 
-    with counted_sends() as sends, pytest.raises(ServerUnreachable):
+    with CountedSends() as sends, pytest.raises(ServerUnreachable):
         on_client(unused_address(), send)
     assert sends.count == 1
 

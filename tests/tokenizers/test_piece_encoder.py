@@ -21,7 +21,7 @@ from tests.servers.tokenizer import shared_tokenizer_directory
 from tests.tokenizers import catalog
 
 CUT = ("smollm2", "qwen3", "llama3_1", "gptoss", "deepseek_v3")
-TEXT = "What is 17 * 23? Think about it, and answer in one word."
+TEXT = "What is 17 * 23? Think about it, and answer in 1.7*2 words or one word."
 
 SEPARATORS = (
     *" " * 12,
@@ -32,6 +32,7 @@ SEPARATORS = (
 
 FRAGMENTS = (
     "a", "I", "is", "The", "NASA", "reading", "Twelve", "antidisestablishment", "qzx",
+    "$18,652.", "(3-4)=", "2025-11-30", "1.2.3.4:80", "00012345", "7", "--3", "5..", "#1", "%2f",
     "aB", "iPhone", "straße", "don't", "'s", "'LL", "'", "’", "“so”", "é", "e\u0301", "\u0301",
     "\u0308", ">\u0338", "\u037e", "Ġ", "ĠĠ", "Ω", "ſ", "Привет", "漢字", "と", "、", "각", "😀", "👩‍🔬", "½", "²", "٣",
     "1", "12", "345", "6789", "0.5", "1,652", ".", ",", "!", "?!", "...", ":", "--", "==", "/", "//", "$", "(", ")",
@@ -169,6 +170,7 @@ def test_what_is_not_known_to_begin_a_match_at_each_space_is_not_cut(change: Cal
         add(AddedToken("bout", normalized=True)),
         add(AddedToken("T")),
         add(AddedToken("h")),
+        add(AddedToken(".7")),
     ],
 )
 def test_what_is_known_to_is_cut(change: Callable[[Any], None]) -> None:
@@ -180,11 +182,16 @@ def test_what_is_known_to_is_cut(change: Callable[[Any], None]) -> None:
     assert encoder.encode(TEXT) == library_ids(rust, TEXT)
 
 
-def test_new_words_in_plain_letters_ask_only_the_model() -> None:
+def test_new_words_and_numbers_of_known_runs_ask_only_the_model() -> None:
     encoder = Silent(small())
     encoder.encode("A few of them here")
     encoder.silent = True
     text = "A number of them Twice"
+    assert encoder.encode(text) == library_ids(small(), text)
+    encoder.silent = False
+    encoder.encode("A few of them, 1,2.3 more")
+    encoder.silent = True
+    text = "A number of 1.2,3 Twice 1,3"
     assert encoder.encode(text) == library_ids(small(), text)
 
 
