@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import contextvars
-import dataclasses
 import ipaddress
 import random
 import urllib.parse
@@ -64,8 +63,7 @@ NO_LIMIT = contextlib.nullcontext()
 T = TypeVar("T")
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class Reply:
+class Reply(msgspec.Struct, frozen=True):
     """A 2xx reply: its bytes, and how many sends it took."""
 
     body: bytes

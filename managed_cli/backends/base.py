@@ -255,7 +255,7 @@ class HttpBackend:
             raise PromptRejected(
                 f"the prompt has {len(prompt_ids)} tokens, but {self.label} has a context of {context_length}"
             )
-        return sampling if sampling.max_tokens <= room else dataclasses.replace(sampling, max_tokens=room)
+        return sampling if sampling.max_tokens <= room else msgspec.structs.replace(sampling, max_tokens=room)
 
     def check_prompt_ids(self, prompt_ids: Sequence[int]) -> None:
         """Raise PromptRejected for an empty prompt or an id outside the vocabulary."""
@@ -333,7 +333,7 @@ class HttpBackend:
             raise ServerContractError(f"{self.label} sent an id outside its vocabulary in choice {index}")
         values = map(logprob_or_minus_inf, logprobs)
         checked = [self._checked_logprob(index, position, value) for position, value in enumerate(values)]
-        return dataclasses.replace(choice, logprobs=checked)
+        return msgspec.structs.replace(choice, logprobs=checked)
 
     def _checked_logprob(self, index: int, position: int, logprob: float) -> float:
         place = f"at token {position} of choice {index}"

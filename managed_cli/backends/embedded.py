@@ -15,6 +15,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, ClassVar
 
+import msgspec
+
 from managed_cli.backends.base import BackendConfig
 from managed_cli.backends.llamacpp import LlamaCppBackend
 from managed_cli.errors import ConfigError, ServerUnreachable
@@ -120,7 +122,7 @@ class EmbeddedBackend(LlamaCppBackend):
     ) -> GenerationReply:
         """As for an external server; its loopback port, which differs in every run, is not recorded."""
         reply = super().reply_of(sampling, choices, attempts, logprobs_mode=logprobs_mode)
-        return dataclasses.replace(reply, server=IN_PROCESS)
+        return msgspec.structs.replace(reply, server=IN_PROCESS)
 
     async def aclose(self) -> None:
         """Close the connections and end the engine."""

@@ -14,7 +14,6 @@ one. Such positions are marked in the row (`rescored`).
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Sequence
 from typing import ClassVar
 
@@ -185,7 +184,7 @@ class LlamaCppBackend(HttpBackend):
         choices: list[Generation] = []
         attempts = 0
         while len(choices) < sampling.n:
-            part = dataclasses.replace(
+            part = msgspec.structs.replace(
                 sampling,
                 n=min(self.slots, sampling.n - len(choices)),
                 seed=None if sampling.seed is None else sampling.seed + len(choices),

@@ -261,7 +261,7 @@ class SGLangBackend(HttpBackend):
         self.check_sampling(sampling)
         sampling = self.admitted(prompt_ids, sampling)
         if sampling.top_k == GREEDY_TOP_K:
-            sampling = dataclasses.replace(sampling, temperature=0.0)
+            sampling = msgspec.structs.replace(sampling, temperature=0.0)
         sent = SentPrompt(prompt_ids)
         reply = await self.http.post("/generate", self._payload(sent, sampling))
         # An object for one choice, a list for several.
@@ -376,7 +376,7 @@ class SGLangBackend(HttpBackend):
         sampling = self.admitted(prompt_ids, SamplingParams(max_tokens=1, temperature=0.0))
         sent = SentPrompt(prompt_ids)
         payload = {
-            **self._payload(sent, dataclasses.replace(sampling, max_tokens=0)),
+            **self._payload(sent, msgspec.structs.replace(sampling, max_tokens=0)),
             "logprob_start_len": 0,
             "top_logprobs_num": top_k,
         }

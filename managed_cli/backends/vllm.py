@@ -228,7 +228,7 @@ class VLLMBackend(HttpBackend):
             return await self._generate(prompt_ids, sampling)
         needed = budget.needed(len(prompt_ids), sampling.n)
         if needed > budget.tokens:
-            sampling = dataclasses.replace(sampling, seed=None)
+            sampling = msgspec.structs.replace(sampling, seed=None)
         async with budget.taken(needed):
             return await self._generate(prompt_ids, sampling)
 

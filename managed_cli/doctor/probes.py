@@ -7,10 +7,11 @@ contract raises, and is told by the checkup as what makes recording unsafe.
 from __future__ import annotations
 
 import asyncio
-import dataclasses
 import math
 import statistics
 from collections.abc import Sequence
+
+import msgspec
 
 from managed_cli.backends.base import Backend
 from managed_cli.doctor.findings import Finding, note, ok, unknown, unsafe
@@ -67,7 +68,7 @@ MODE_ADVICE = {
 def sampling(**changed: object) -> SamplingParams:
     """Plain sampling at temperature 1 with the probes' seed, and what is `changed`."""
     plain = SamplingParams(max_tokens=SHORT, seed=SEED)
-    return dataclasses.replace(plain, **changed)  # type: ignore[arg-type] # fields by name, of their own types
+    return msgspec.structs.replace(plain, **changed)
 
 
 def about_server(backend: Backend) -> list[Finding]:
@@ -312,7 +313,7 @@ async def stop_strings(backend: Backend, tokenizer: Tokenizer, prompts: Sequence
         stop = _word_inside(await _text_of(tokenizer, plain.token_ids))
         if stop is None:
             continue
-        cut = (await backend.generate(prompt, dataclasses.replace(greedy, stop=(stop,)))).choices[0]
+        cut = (await backend.generate(prompt, msgspec.structs.replace(greedy, stop=(stop,)))).choices[0]
         spelled = await _text_of(tokenizer, cut.token_ids)
         if cut.finish_reason == "stop" and cut.end_token_id is None:
             text = (

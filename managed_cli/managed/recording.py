@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import operator
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -79,7 +78,7 @@ def weight_versions(backend: Backend, span: Span) -> str | None:
     return span.weight_version or backend.info.weight_version
 
 
-_SAMPLING_FIELDS = tuple(field.name for field in dataclasses.fields(SamplingParams))
+_SAMPLING_FIELDS = SamplingParams.__struct_fields__
 _SAMPLING_VALUES = operator.attrgetter(*_SAMPLING_FIELDS)
 
 

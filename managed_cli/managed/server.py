@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-import dataclasses
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Literal, Protocol, Self, TypeVar, cast
+
+import msgspec
 
 from managed_cli.backends.base import Backend
 from managed_cli.errors import ConfigError, ContextClosed, PromptRejected
@@ -367,11 +368,11 @@ def within_total(sampling: SamplingParams, prompt_length: int, max_total_tokens:
     room = max_total_tokens - prompt_length
     if room < 1:
         raise PromptRejected(f"the prompt has {prompt_length} tokens, and --max-total-tokens is {max_total_tokens}")
-    return dataclasses.replace(sampling, max_tokens=min(sampling.max_tokens, room))
+    return msgspec.structs.replace(sampling, max_tokens=min(sampling.max_tokens, room))
 
 
 def _named_sampling(arguments: Mapping[str, Any]) -> SamplingParams:  # Any: locals() of a public call
-    names = [field.name for field in dataclasses.fields(SamplingParams)]
+    names = SamplingParams.__struct_fields__
     return checked_sampling(**{name: arguments[name] for name in names})
 
 

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import dataclasses
 import hashlib
 from collections.abc import Sequence
 from typing import Any
+
+import msgspec
 
 from managed_cli.managed.server import ManagedServer
 from managed_cli.managed.servers import Server
@@ -37,7 +38,7 @@ def task_sampling(task: Task, run: SamplingParams, turn: int, *, last_turn: bool
     else:
         assert run.seed is not None, "the command line draws a run seed"
         seed = derived_seed(run.seed, task.sample_id, turn)
-    return dataclasses.replace(sampling, seed=seed, n=sampling.n if last_turn else 1)
+    return msgspec.structs.replace(sampling, seed=seed, n=sampling.n if last_turn else 1)
 
 
 def task_metadata(task: Task) -> dict[str, Any]:  # Any: JSON values

@@ -84,7 +84,7 @@ class Task(msgspec.Struct, frozen=True, kw_only=True):  # made a million times: 
     def sampling(self, run: SamplingParams) -> SamplingParams:
         """The run's sampling parameters with this line's put over them."""
         changes: dict[str, Any] = dict(self.overrides)  # Any: the types were checked when the line was read
-        return dataclasses.replace(run, **changes) if changes else run
+        return msgspec.structs.replace(run, **changes) if changes else run
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

@@ -20,6 +20,8 @@ import dataclasses
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any
 
+import msgspec
+
 from managed_cli.tracking.continued import continued_text
 from managed_cli.tracking.masking import PromptEncoding, TrackedNode, extended_prompt, root_prompt
 from managed_cli.tracking.messages import continues, ends_with_answer, follows_in_words, holds_answer, with_content
@@ -83,7 +85,7 @@ def plan_prompt(
     fork = _fork(text, related, mismatched, conversation, kept=prompt.parent if prompt else None)
     if prompt is None:
         prompt = root_prompt(text, tokenizer.encode_rendered(text) if root_ids is None else root_ids)
-    return prompt if fork is None else dataclasses.replace(prompt, fork_of=fork[0], fork_reason=fork[1])
+    return prompt if fork is None else msgspec.structs.replace(prompt, fork_of=fork[0], fork_reason=fork[1])
 
 
 def _may_continue(node: TrackedNode, conversation: Sequence[Message] | None) -> bool:

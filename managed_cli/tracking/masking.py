@@ -10,13 +10,14 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import msgspec
+
 from managed_cli.errors import AlignmentError
 from managed_cli.node import SequenceNode
 from managed_cli.types import IGNORED_TOKEN_ID, MASKED_LOGPROB, Generation, Message
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class Span:
+class Span(msgspec.Struct, frozen=True):
     """One sampled turn inside a row: positions [start, end), as the server ended it.
 
     Attributes:
@@ -51,8 +52,7 @@ class Span:
         return entry
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class PromptEncoding:
+class PromptEncoding(msgspec.Struct, frozen=True):
     """The ids to send, and what is known of each. P = len(token_ids) = len(masked_tokens) = len(logprobs).
 
     Attributes:

@@ -1,5 +1,4 @@
-import dataclasses
-
+import msgspec
 import pytest
 
 from managed_cli.backends.vllm import VLLMBackend
@@ -115,7 +114,7 @@ def test_every_sampling_parameter_is_sent() -> None:
     with replaying(vllm(recorded("vllm", "cmpl_n4").answer)) as server:
         ask(VLLMBackend, server, lambda b: b.generate(PROMPT, sampling))
         (*_, sent) = server.asked("/v1/completions")
-    for name, value in dataclasses.asdict(sampling).items():
+    for name, value in msgspec.structs.asdict(sampling).items():
         assert sent[name] == (list(value) if isinstance(value, tuple) else value), name
     assert sent["prompt"] == PROMPT
     assert sent["logprobs"] == 0

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-import dataclasses
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from managed_cli.backends.base import Backend, BackendConfig
@@ -208,21 +208,21 @@ class Altered(VLLMBackend):
 
 def without_end_tokens(reply: GenerationReply, _: SamplingParams) -> GenerationReply:
     cut = [
-        dataclasses.replace(c, token_ids=c.token_ids[:-1], logprobs=c.logprobs[:-1])
+        msgspec.structs.replace(c, token_ids=c.token_ids[:-1], logprobs=c.logprobs[:-1])
         if c.end_token_id is not None
         else c
         for c in reply.choices
     ]
-    return dataclasses.replace(reply, choices=tuple(cut))
+    return msgspec.structs.replace(reply, choices=tuple(cut))
 
 
 def all_the_same(reply: GenerationReply, _: SamplingParams) -> GenerationReply:
-    return dataclasses.replace(reply, choices=tuple(reply.choices[0] for _ in reply.choices))
+    return msgspec.structs.replace(reply, choices=tuple(reply.choices[0] for _ in reply.choices))
 
 
 def logprobs_one_too_late(reply: GenerationReply, _: SamplingParams) -> GenerationReply:
-    moved = [dataclasses.replace(c, logprobs=[-9.0, *c.logprobs[:-1]]) for c in reply.choices]
-    return dataclasses.replace(reply, choices=tuple(moved))
+    moved = [msgspec.structs.replace(c, logprobs=[-9.0, *c.logprobs[:-1]]) for c in reply.choices]
+    return msgspec.structs.replace(reply, choices=tuple(moved))
 
 
 def probed(
@@ -274,7 +274,7 @@ def test_seeds_that_are_not_honoured_are_told_and_one_seed_for_all_is_unsafe(hon
         async def generate(self, prompt_ids: Sequence[int], sampling: SamplingParams) -> GenerationReply:
             self.sent += 1
             seed = self.sent if honour == "never" else 1
-            return await super().generate(prompt_ids, dataclasses.replace(sampling, seed=seed))
+            return await super().generate(prompt_ids, msgspec.structs.replace(sampling, seed=seed))
 
     async def run(server: RunningServer) -> Finding:
         backend = Seeds(BackendConfig(base_url=server.url))
@@ -291,7 +291,7 @@ def test_seeds_that_are_not_honoured_are_told_and_one_seed_for_all_is_unsafe(hon
 def test_a_server_that_does_not_stop_at_stop_strings_is_told() -> None:
     class Deaf(VLLMBackend):
         async def generate(self, prompt_ids: Sequence[int], sampling: SamplingParams) -> GenerationReply:
-            return await super().generate(prompt_ids, dataclasses.replace(sampling, stop=()))
+            return await super().generate(prompt_ids, msgspec.structs.replace(sampling, stop=()))
 
     async def run(server: RunningServer) -> Finding:
         backend, tokenizer = Deaf(BackendConfig(base_url=server.url)), load_tokenizer(str(server.tokenizer_dir))
