@@ -54,6 +54,10 @@ def quick_encoder(tokenizer: Any, texts: Sequence[str]) -> Encode:  # Any: trans
             for specials in (True, False)
         )
 
-    if pieces is not None and not agrees():
+    if agrees():
+        return quick
+    if pieces is not None:
         pieces = None
-    return quick if agrees() else encode
+        if agrees():
+            return quick
+    return encode

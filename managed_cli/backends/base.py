@@ -329,7 +329,8 @@ class HttpBackend:
             raise ServerContractError(
                 f"{self.label} sent {len(logprobs)} logprobs for {len(ids)} tokens in choice {index}"
             )
-        if not all(0 <= token <= self._highest_id() for token in ids):
+        highest = self._highest_id()
+        if not all(0 <= token <= highest for token in ids):
             raise ServerContractError(f"{self.label} sent an id outside its vocabulary in choice {index}")
         values = map(logprob_or_minus_inf, logprobs)
         checked = [self._checked_logprob(index, position, value) for position, value in enumerate(values)]

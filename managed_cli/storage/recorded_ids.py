@@ -25,9 +25,6 @@ _DIGEST = struct.Struct(">qq").pack
 OTHER_HALF = "\0"
 """What an id is hashed with for the second half of its digest."""
 
-MOST_LEADING_BITS = 32
-"""Of a digest, by which a search is led to its end: as many as leave one or two ids to look at."""
-
 
 def sample_digest(sample_id: str) -> bytes:
     """What stands for `sample_id` in a set of this process: two of Python's 64-bit hashes (SipHash), 16 bytes.
@@ -61,7 +58,8 @@ class RecordedIds:
     def __init__(self, digests: npt.NDArray[np.uint64] | None = None) -> None:
         halves = np.empty((0, 2), dtype=np.uint64) if digests is None else digests
         self._first, self._second = (array.array("Q", halves[:, column].tobytes()) for column in (0, 1))
-        leading_bits = min(max(len(halves).bit_length() - 1, 1), MOST_LEADING_BITS)
+        # As many bits lead a search to its end as leave one or two ids to look at.
+        leading_bits = max(len(halves).bit_length() - 1, 1)
         self._shift = 64 - leading_bits
         borders = np.arange(1, 2**leading_bits, dtype=np.uint64) << np.uint64(self._shift)
         inner = np.searchsorted(halves[:, 0], borders).astype(np.uint32)

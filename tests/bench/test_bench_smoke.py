@@ -8,7 +8,7 @@ import pytest
 
 from tests.bench.children import replay_server
 from tests.bench.costs import FLOOR, RECORDER, compared
-from tests.bench.flat import TURN_TOKENS, conversations, growing_runs
+from tests.bench.flat import TURN_TOKENS, conversations, conversations_at_the_floor, growing_runs
 from tests.bench.jobs import Job, tokenizer_directory
 from tests.bench.stalls import stalls
 from tests.bench.start import waiting_times
@@ -39,10 +39,11 @@ def test_runs_of_growing_size_are_measured_beside_each_other() -> None:
 
 
 def test_every_turn_of_a_measured_conversation_extends_the_one_before(tmp_path: Path) -> None:
-    """`conversations` raises where it does not."""
+    """`conversations` raises where it does not; the floor has as many tokens, but for those of the chat template."""
     with replay_server("vllm", tokenizer_directory(), f"1x{TURN_TOKENS}") as url:
         _, tokens = conversations(url, tmp_path, 3, 2)
-    assert tokens > 2 * 3 * TURN_TOKENS
+        _, at_the_floor = conversations_at_the_floor(url, tmp_path, 3, 2)
+    assert tokens > at_the_floor > 0.9 * tokens > 2 * 3 * TURN_TOKENS
 
 
 def test_a_grown_recording_is_shown_and_gone_on_from() -> None:
