@@ -85,7 +85,13 @@ class ServerError(ManagedCliError):
 
 
 class ServerUnreachable(ServerError):
-    """No connection, or the server went away before it replied."""
+    """No connection, or the server went away before it replied.
+
+    Attributes:
+        is_silent: it took the connection, and nothing came in the time that the question has.
+    """
+
+    is_silent: bool = False
 
 
 class ServerRefused(ServerError):

@@ -39,8 +39,9 @@ LONGEST_BACKOFF_SECONDS = 15.0
 LONGEST_RETRY_AFTER_SECONDS = 60.0
 """A server's own Retry-After is honoured up to here."""
 
-CONNECT_TIMEOUT_SECONDS = 10.0
-"""A host that does not accept a connection in this time counts as down."""
+CONNECT_TIMEOUT_SECONDS = 8.0
+"""A host that does not accept a connection in this time counts as down; less than a question may take, so that a
+question that ran out of time did reach the host."""
 
 QUESTION_TIMEOUT_SECONDS = 10.0
 """What is asked with GET (health, models, version) needs no generation: a server silent for so long is none."""
@@ -180,7 +181,9 @@ class HttpClient:
                 if limit is not None and limit.expired() and not is_question:
                     raise self._timed_out(path) from error
                 if attempt == last_attempt or (not is_question and await self._is_lost()):
-                    raise self._unreachable(error, path) from error
+                    unreachable = self._unreachable(error, path)
+                    unreachable.is_silent = limit is not None and limit.expired()
+                    raise unreachable from error
             else:
                 if 200 <= response.status < 300:
                     return Reply(body, attempt)

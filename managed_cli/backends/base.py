@@ -82,6 +82,8 @@ class Backend(Protocol):
     def base_url(self) -> str: ...
     @property
     def info(self) -> ServerInfo: ...
+    @property
+    def answers_while_generating(self) -> bool: ...
 
     async def wait_until_ready(self, seconds: float) -> None:
         """Return once the server is up; raise ServerUnreachable when it is not within `seconds`."""
@@ -137,6 +139,7 @@ class HttpBackend:
 
     server_type: ClassVar[str]
     health_path: str = "/health"
+    answers_while_generating: bool = True
 
     def __init__(self, config: BackendConfig) -> None:
         self.config = config

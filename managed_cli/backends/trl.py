@@ -109,6 +109,7 @@ class TRLBackend(VLLMBackend):
             self._own_server = True
         else:
             self._own_server = False
+        self.answers_while_generating = not self._own_server
         return await (self._probe_own_server() if self._own_server else super().probe())
 
     async def _probe_own_server(self) -> ServerInfo:

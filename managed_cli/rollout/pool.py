@@ -242,9 +242,10 @@ class ServerPool:
                 began = time.monotonic()
                 try:
                     await _look(member.server, sample=False)
-                    member.looked_at = began
                 except ManagedCliError as fault:
-                    self._take_out(member, fault, for_good=isinstance(fault, ServerChanged))
+                    if not _is_generating(member.server, fault):
+                        self._take_out(member, fault, for_good=isinstance(fault, ServerChanged))
+                member.looked_at = began
         return member.fault is not None
 
     async def watch(self, member: Member) -> None:
@@ -292,6 +293,12 @@ async def _look(server: Server, *, sample: bool) -> None:
             await server.look_again(sample=sample)
     finally:
         _looking.reset(token)
+
+
+def _is_generating(server: Server, fault: ManagedCliError) -> bool:
+    """Whether a look that ended with `fault` met a server that says nothing until it has generated."""
+    is_silent = isinstance(fault, ServerUnreachable) and fault.is_silent
+    return is_silent and not server.backend.answers_while_generating
 
 
 async def _fault_of_preparing(server: Server) -> ManagedCliError | None:

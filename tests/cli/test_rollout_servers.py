@@ -108,6 +108,17 @@ def test_a_server_that_dies_leaves_its_samples_to_the_others(tmp_path: Path) -> 
     assert f"warning: vllm at {one.url} is out: vllm at {one.url} cannot be reached" in stderr
 
 
+def test_a_server_that_answers_nothing_while_it_generates_is_not_taken_for_lost(tmp_path: Path) -> None:
+    """A connection of TRL's own server breaks, and others keep it busy for longer than a look at it lasts."""
+    source, out = write_many(tmp_path, 12), tmp_path / "out.parquet"
+    with running_server("trl", "--delay-ms", 1500, "--drop-every", 3) as server:
+        known = ("--tokenizer", server.tokenizer_dir, "--context-length", 2048)
+        done = rollout(source, *at(server), *known, *SHORT, "--concurrency", 12, "--json", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert_each_once(out, 12)
+    assert json.loads(done.stdout)["servers"][server.url]["outages"] == 0
+
+
 @pytest.mark.parametrize("alone", [True, False])
 def test_a_server_that_is_started_again_is_let_back_in(tmp_path: Path, alone: bool) -> None:
     source, out = write_many(tmp_path, 80), tmp_path / "out.parquet"
