@@ -65,6 +65,32 @@ class SequenceNode(BaseModel):
     logprobs: list[float]
     metadata: dict[str, Any] = Field(default_factory=dict)  # Any: free-form JSON values
 
+    @classmethod
+    def of_checked(
+        cls,
+        *,
+        full_text: str,
+        tokens: list[int],
+        masked_tokens: list[int],
+        logprobs: list[float],
+        metadata: dict[str, Any],  # Any: as above
+    ) -> Self:
+        """`model_construct` in a quarter of its time: a node of values that are known to obey the rule."""
+        node = cls.__new__(cls)
+        values = {
+            "full_text": full_text,
+            "tokens": tokens,
+            "masked_tokens": masked_tokens,
+            "logprobs": logprobs,
+            "metadata": metadata,
+        }
+        put = object.__setattr__
+        put(node, "__dict__", values)
+        put(node, "__pydantic_fields_set__", set(values))
+        put(node, "__pydantic_extra__", None)
+        put(node, "__pydantic_private__", None)
+        return node
+
     @model_validator(mode="after")
     def _aligned(self) -> Self:
         breach = alignment_breach(self.tokens, self.masked_tokens, self.logprobs)

@@ -125,11 +125,8 @@ class PieceEncoder:
             return self._ids(text)
         found = list(map(self._words.get, parts))
         found[0] = self._pieces.get(parts[0])
-        try:
-            return list(chain.from_iterable(found))  # type: ignore[arg-type]  # a None is a TypeError
-        except TypeError:
-            if not self._complete(found, parts, text):
-                return self._ids(text)
+        if not all(found) and not self._complete(found, parts, text):
+            return self._ids(text)
         return list(chain.from_iterable(found))  # type: ignore[arg-type]  # no None is left
 
     def _has_new_tokens(self) -> bool:

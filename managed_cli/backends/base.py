@@ -231,8 +231,10 @@ class HttpBackend:
     @property
     def context_length(self) -> int | None:
         """Most prompt + completion tokens: the server's limit or the configured one, whichever is lower."""
-        known = [limit for limit in (self.info.context_length, self.config.context_length) if limit is not None]
-        return min(known, default=None)
+        told, configured = self.info.context_length, self.config.context_length
+        if told is None or configured is None:
+            return configured if told is None else told
+        return min(told, configured)
 
     def require_vocabulary(self) -> None:
         """Raise ConfigError while the vocabulary is not known, for servers that an unknown id brings down."""
@@ -319,8 +321,9 @@ class HttpBackend:
 
     def _all_pass(self, choices: Sequence[Generation]) -> bool:
         """Whether nothing is wrong with any choice; what is wrong with which, `_checked` tells."""
-        if any(len(choice.token_ids) != len(choice.logprobs) for choice in choices):
-            return False
+        for choice in choices:
+            if len(choice.token_ids) != len(choice.logprobs):
+                return False
         ids, logprobs = [choice.token_ids for choice in choices], [choice.logprobs for choice in choices]
         return all_within(ids, "i", above=-1, highest=self._highest_id()) and all_within(
             logprobs, "d", above=MINUS_INF_FLOOR, highest=LOGPROB_TOLERANCE

@@ -31,7 +31,7 @@ def all_within(lists: Sequence[Sequence[float]], code: Literal["i", "d"], *, abo
     """
     try:
         if sum(map(len, lists)) < MANY_NUMBERS:
-            return all(_within(values, above, highest) for values in lists if values)
+            return all(_within(values, above, highest, maybe_nan=code == "d") for values in lists if values)
         packed = b"".join([struct.pack(f"{len(values)}{code}", *values) for values in lists])
     except (TypeError, struct.error):
         return False
@@ -39,5 +39,5 @@ def all_within(lists: Sequence[Sequence[float]], code: Literal["i", "d"], *, abo
     return bool(above < array.min() and array.max() <= highest)
 
 
-def _within(values: Sequence[float], above: float, highest: float) -> bool:
-    return above < min(values) and max(values) <= highest and not math.isnan(sum(values))
+def _within(values: Sequence[float], above: float, highest: float, *, maybe_nan: bool) -> bool:
+    return above < min(values) and max(values) <= highest and not (maybe_nan and math.isnan(sum(values)))

@@ -239,9 +239,11 @@ class VLLMBackend(HttpBackend):
         if sampled.model is not None and sampled.model not in self._served:
             raise ServerContractError(f"{self.label} answered with the model {sampled.model!r}, which it does not list")
         choices = sampled.choices
-        if len(choices) == sampling.n and sorted(c.index for c in choices) != list(range(sampling.n)):
-            raise ServerContractError(f"{self.label} numbered its choices {[c.index for c in choices]}")
-        choices.sort(key=lambda choice: choice.index)
+        numbers = [choice.index for choice in choices]
+        if len(choices) == sampling.n and numbers != list(range(sampling.n)):
+            if sorted(numbers) != list(range(sampling.n)):
+                raise ServerContractError(f"{self.label} numbered its choices {numbers}")
+            choices.sort(key=lambda choice: choice.index)
         for choice in choices:
             if choice.token_ids is None or choice.prompt_token_ids == NO_ECHO:
                 raise ServerContractError(

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Mapping, Sequence
 from typing import Any
+
+import msgspec
 
 from managed_cli.backends.base import Backend
 from managed_cli.tracking.masking import PromptEncoding, Span
@@ -78,14 +79,9 @@ def weight_versions(backend: Backend, span: Span) -> str | None:
     return span.weight_version or backend.info.weight_version
 
 
-_SAMPLING_FIELDS = SamplingParams.__struct_fields__
-_SAMPLING_VALUES = operator.attrgetter(*_SAMPLING_FIELDS)
-
-
 def sampling_json(sampling: SamplingParams) -> dict[str, Any]:  # Any: JSON values
     """What was sent, as JSON."""
-    return {
-        **dict(zip(_SAMPLING_FIELDS, _SAMPLING_VALUES(sampling), strict=True)),
-        "stop": list(sampling.stop),
-        "stop_token_ids": list(sampling.stop_token_ids),
-    }
+    sent = msgspec.structs.asdict(sampling)
+    sent["stop"] = list(sampling.stop)
+    sent["stop_token_ids"] = list(sampling.stop_token_ids)
+    return sent

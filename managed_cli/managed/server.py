@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, Literal, Protocol, Self, TypeVar, cast
+from typing import Any, Literal, ParamSpec, Protocol, Self, TypeVar, cast
 
 import msgspec
 
@@ -28,6 +28,7 @@ other request for over 10 ms."""
 
 History = Literal["template", "verbatim"]
 
+P = ParamSpec("P")
 T = TypeVar("T")
 
 
@@ -203,7 +204,8 @@ class ManagedServer:
             sampling = within_total(sampling, len(encoding.token_ids), max_total_tokens)
             reply = await self.backend.generate(encoding.token_ids, sampling)
             decoded_at_length = 0 if self.tokenizer.decodes_bytes else len(encoding.text)
-            nodes = await self._off_loop(decoded_at_length, lambda: self._tracked(ticket.number, encoding, reply, chat))
+            tracked = ticket.number, encoding, reply, chat
+            nodes = await self._off_loop(decoded_at_length, self._tracked, *tracked)
             self._check_open()
             self._tracker.record(ticket, nodes)
         except BaseException:
@@ -226,14 +228,14 @@ class ManagedServer:
         if prompt_ids is not None:
             if prompt is not None or chat is not None:
                 raise ConfigError("give one of prompt, prompt_ids and messages")
-            return await self._off_loop(0, lambda: self._plan_ids(prompt_ids))
+            return await self._off_loop(0, self._plan_ids, prompt_ids)
         nodes = self._tracker.known_nodes()
         if prompt is not None and chat is None:
-            return await self._off_loop(len(prompt), lambda: self._plan_text(prompt, nodes))
+            return await self._off_loop(len(prompt), self._plan_text, prompt, nodes)
         if chat is None or prompt is not None:
             raise ConfigError("give one of prompt, prompt_ids and messages")
         size = sum(len(content_text(message.get("content"))) for message in chat.messages)
-        return await self._off_loop(size, lambda: self._plan_chat(chat, nodes))
+        return await self._off_loop(size, self._plan_chat, chat, nodes)
 
     def _plan_ids(self, prompt_ids: Sequence[int]) -> PromptEncoding:
         unknown = next((token for token in prompt_ids if not 0 <= token < self.tokenizer.vocab_size), None)
@@ -350,11 +352,11 @@ class ManagedServer:
                 hint="call get_state() before the end of the `async with` block",
             )
 
-    async def _off_loop(self, characters: int, work: Callable[[], T]) -> T:
-        """`work()` on a text so long, in a thread where it would block the event loop."""
+    async def _off_loop(self, characters: int, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+        """`work(…)` on a text so long, in a thread where it would block the event loop."""
         if self.tokenizer.over_network or characters > LONG_TEXT_CHARACTERS:
-            return await asyncio.to_thread(work)
-        return work()
+            return await asyncio.to_thread(work, *args, **kwargs)
+        return work(*args, **kwargs)
 
 
 def within_total(sampling: SamplingParams, prompt_length: int, max_total_tokens: int | None) -> SamplingParams:

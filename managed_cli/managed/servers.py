@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import importlib
 import threading
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from typing import Any, ClassVar, Self
 
 from managed_cli.backends.base import Backend
@@ -181,23 +181,15 @@ class Server:
         names = list(dict.fromkeys(n for n in (info.tokenizer_name, info.model) if n and n != UNNAMED_MODEL))
         return first_loadable(names, backend, self.shelf)
 
-    @contextlib.asynccontextmanager
-    async def managed_server(
+    def managed_server(
         self,
         tokenizer: Any = None,  # Any: one of ours, or a transformers tokenizer
         track_tree: bool = False,
         history: History = "template",
         metadata: Mapping[str, Any] | None = None,  # Any: JSON values
-    ) -> AsyncIterator[ManagedServer]:
+    ) -> contextlib.AbstractAsyncContextManager[ManagedServer]:
         """A fresh context on this server; leaving the block ends it."""
-        await self.prepare()
-        managed = self._context(tokenizer, track_tree, history, metadata)
-        self.outstanding += 1
-        try:
-            yield managed
-        finally:
-            self.outstanding -= 1
-            managed.close()
+        return _OpenContext(self, lambda: self._context(tokenizer, track_tree, history, metadata))
 
     def _context(
         self, tokenizer: Any, track_tree: bool, history: History, metadata: Mapping[str, Any] | None
@@ -222,6 +214,24 @@ class Server:
 
     async def __aexit__(self, *exc_info: object) -> None:
         await self.aclose()
+
+
+class _OpenContext(contextlib.AbstractAsyncContextManager[ManagedServer]):
+    """A context on a server for as long as a block lasts; in half a generator's time, as there is one per sample."""
+
+    def __init__(self, server: Server, opened: Callable[[], ManagedServer]) -> None:
+        self._server = server
+        self._opened = opened
+
+    async def __aenter__(self) -> ManagedServer:
+        await self._server.prepare()
+        self._managed = self._opened()
+        self._server.outstanding += 1
+        return self._managed
+
+    async def __aexit__(self, *exc_info: object) -> None:
+        self._server.outstanding -= 1
+        self._managed.close()
 
 
 class VLLMServer(Server):

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import itertools
 import json
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
@@ -269,15 +270,11 @@ class RowFormat:
             OutputError: a value does not fit its column; the row's sample and the column are named.
         """
         seen = row if self.seen_as is None else self.seen_as(row)
-        values: list[Any] = []  # Any: as in `PackedRow`
         try:
-            for value_of, pack in self._readers:
-                values.append(pack(value_of(seen)))
+            return tuple([pack(value_of(seen)) for value_of, pack in self._readers])
         except UNPACKABLE as error:
-            column = self.columns[len(values)]
-            reason = f"it has no {column.name}" if _is_missing(column, seen) else f"its {column.name}: {error}"
+            reason = next(filter(None, map(_unpackable, self.columns, self._packings, itertools.repeat(seen))), error)
             raise OutputError(f"a row of sample {row.metadata.get('sample_id')} cannot be stored: {reason}") from error
-        return tuple(values)
 
     @functools.cached_property
     def _sampled_column(self) -> int | None:
@@ -300,11 +297,15 @@ class RowFormat:
         return self.batch_of([self.packed(row) for row in rows])
 
 
-def _is_missing(column: Column, seen: object) -> bool:
+def _unpackable(column: Column, packing: Packing, seen: object) -> str | None:
+    """Why the column cannot hold its value of a row; None where it can."""
+    value: object = ""
     try:
-        return column.value(seen) is None
-    except UNPACKABLE:
-        return False
+        value = column.value(seen)
+        packing.pack(value)
+    except UNPACKABLE as error:
+        return f"it has no {column.name}" if value is None else f"its {column.name}: {error}"
+    return None
 
 
 ROLLOUTS = RowFormat("a recording", COLUMNS, seen_as=_CountedNode)

@@ -90,24 +90,19 @@ class Shares:
 
     def __init__(self) -> None:
         self._owners: dict[Any, int] = {}  # Any: the number of a turn, or a server
-        self._numbers: list[int] = []
-        self._begins: list[int] = []
-        self._ends: list[int] = []
-        self._length_stops: list[bool] = []
+        self._noted: list[tuple[int, int, int, bool]] = []  # the owner's number, begin, end, ended by a length
 
     def note(self, owner: int | str, begin: int, end: int, finish_reason: str | None) -> None:
         """The positions from `begin` up to `end` belong to `owner`."""
-        self._numbers.append(self._owners.setdefault(owner, len(self._owners)))
-        self._begins.append(begin)
-        self._ends.append(end)
-        self._length_stops.append(finish_reason == "length")
+        number = self._owners.setdefault(owner, len(self._owners))
+        self._noted.append((number, begin, end, finish_reason == "length"))
 
     def added_up(self, sampled: SampledPositions) -> Iterator[tuple[Any, Share]]:  # Any: as above
         """Each owner and its share, in the order they were first met."""
         if not self._owners:
             return
-        numbers = np.array(self._numbers)
-        of_ranges: list[Any] = [self._length_stops, *sampled.within(self._begins, self._ends)]  # Any: flags or numbers
+        numbers, begins, ends, length_stops = zip(*self._noted, strict=True)
+        of_ranges: list[Any] = [length_stops, *sampled.within(begins, ends)]  # Any: flags or numbers
         sums = [np.bincount(numbers, weights=values).tolist() for values in of_ranges]
         counts = np.bincount(numbers).tolist()
         for owner, count, stops, tokens, total, finite in zip(self._owners, counts, *sums, strict=True):

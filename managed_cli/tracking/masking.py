@@ -157,7 +157,7 @@ def completion_span(prompt: PromptEncoding, completion: Generation, text: str) -
         finish_reason=completion.finish_reason,
         stop_reason=completion.stop_reason,
         finish_reason_inferred=completion.finish_reason_inferred,
-        rescored=tuple(start + position for position in completion.rescored),
+        rescored=tuple([start + position for position in completion.rescored]),
         weight_version=completion.weight_version,
     )
 
@@ -186,7 +186,7 @@ def join_prompt_and_completion(
         raise AlignmentError(
             f"a completion has {len(completion.logprobs)} logprobs for {len(completion.token_ids)} tokens"
         )
-    make = SequenceNode.model_construct if checked else SequenceNode
+    make = SequenceNode.of_checked if checked else SequenceNode
     return make(
         full_text=full_text,
         tokens=[*prompt.token_ids, *completion.token_ids],

@@ -26,8 +26,8 @@ class ReplacedNode(TrackedNode):
     _texts: tuple[str | int, str | int, str | int]
 
     @classmethod
-    def of(cls, was: TrackedNode, by: TrackedNode) -> TrackedNode:
-        """`was` as the beginning of `by`; as it is where it is none."""
+    def of(cls, was: TrackedNode, by: TrackedNode) -> ReplacedNode | None:
+        """`was` as the beginning of `by`; None where it is none."""
         length, old, new = len(was.node.tokens), was.node, by.node
         begins = (
             new.tokens[:length] == old.tokens
@@ -35,7 +35,7 @@ class ReplacedNode(TrackedNode):
             and new.logprobs[:length] == old.logprobs
         )
         if not begins:
-            return was
+            return None
         replaced = cls.__new__(cls)
         for name in KEPT:
             object.__setattr__(replaced, name, getattr(was, name))
@@ -49,6 +49,11 @@ class ReplacedNode(TrackedNode):
         )
         object.__setattr__(replaced, "_texts", texts)
         return replaced
+
+    @property
+    def is_spelled_alike(self) -> bool:
+        """Whether text and prompt, too, are the beginning of that node's."""
+        return not isinstance(self._texts[0], str) and not isinstance(self._texts[1], str)
 
     def move_to(self, newer: TrackedNode, *, spelled_alike: bool) -> None:
         """Read it off `newer` from now on: its tokens begin with those of `by`.
@@ -84,7 +89,7 @@ class ReplacedNode(TrackedNode):
     def node(self) -> SequenceNode:
         """The row that it was."""
         row, length = self.by.node, self._length
-        return SequenceNode.model_construct(
+        return SequenceNode.of_checked(
             full_text=self.full_text,
             tokens=row.tokens[:length],
             masked_tokens=row.masked_tokens[:length],

@@ -108,17 +108,14 @@ class NodeTracker:
     def _read_off(self, parent: TrackedNode, extension: TrackedNode) -> None:
         """Keep `parent`, and what was kept as a beginning of it, as beginnings of `extension` alone."""
         replaced = ReplacedNode.of(parent, extension)
-        if replaced is parent:
+        if replaced is None:
             return
-        spelled_alike = extension.full_text.startswith(parent.full_text) and extension.prompt_text.startswith(
-            parent.prompt_text
-        )
         for known in self._known.values():
             for index, node in enumerate(known):
                 if node is parent:
                     known[index] = replaced
                 elif isinstance(node, ReplacedNode) and node.by is parent:
-                    node.move_to(extension, spelled_alike=spelled_alike)
+                    node.move_to(extension, spelled_alike=replaced.is_spelled_alike)
 
     def release(self, ticket: Ticket) -> None:
         """Give back the claim of a call that failed; the node it would have replaced stays."""
@@ -136,7 +133,7 @@ class NodeTracker:
 
 def copy_of(node: SequenceNode) -> SequenceNode:
     """A node of its own; a generic deep copy takes a microsecond a number, which long conversations feel."""
-    return SequenceNode.model_construct(
+    return SequenceNode.of_checked(
         full_text=node.full_text,
         tokens=list(node.tokens),
         masked_tokens=list(node.masked_tokens),

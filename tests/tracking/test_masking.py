@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import copy
+import pickle
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from managed_cli.errors import AlignmentError
+from managed_cli.node import SequenceNode
 from managed_cli.tracking.masking import (
     PromptEncoding,
     TrackedNode,
@@ -69,6 +73,19 @@ def test_logprobs_of_another_length_are_refused(
 def test_a_logprob_that_is_none_is_refused(value: float) -> None:
     with pytest.raises(AlignmentError):
         join_prompt_and_completion(root_prompt("", [1]), generation([(2, value)]), full_text="", metadata={})
+
+
+def test_a_node_of_checked_values_is_the_node_that_pydantic_makes() -> None:
+    quick = SequenceNode.of_checked(
+        full_text="ab", tokens=[1, 2], masked_tokens=[-100, 2], logprobs=[1.0, -0.5], metadata={"sample_id": "a"}
+    )
+    values = dict(quick.__dict__)
+    for made in (quick, pickle.loads(pickle.dumps(quick)), copy.deepcopy(quick), quick.model_copy()):
+        for usual in (SequenceNode(**values), SequenceNode.model_construct(**values)):
+            assert made == usual
+            assert made.model_dump_json() == usual.model_dump_json()
+            assert made.model_fields_set == usual.model_fields_set
+            assert repr(made) == repr(usual)
 
 
 def test_a_logprob_of_zero_is_one() -> None:
