@@ -20,8 +20,7 @@ from typing import ClassVar, Protocol
 import msgspec
 
 from managed_cli.backends._http import DEFAULT_ATTEMPTS, HttpClient
-from managed_cli.backends.echo import NO_ECHO, SentPrompt
-from managed_cli.backends.numbers import MINUS_INF_FLOOR, all_within, logprob_or_minus_inf
+from managed_cli.backends.numbers import MINUS_INF_FLOOR, all_within, ids_within, logprob_or_minus_inf
 from managed_cli.errors import (
     ConfigError,
     PromptRejected,
@@ -30,6 +29,7 @@ from managed_cli.errors import (
     ServerRefused,
     ServerUnreachable,
 )
+from managed_cli.sent_prompt import NO_ECHO, SentPrompt
 from managed_cli.types import (
     LOGPROB_TOLERANCE,
     Generation,
@@ -266,7 +266,7 @@ class HttpBackend:
         """Raise PromptRejected for an empty prompt or an id outside the vocabulary."""
         if not prompt_ids:
             raise PromptRejected("the prompt has no tokens")
-        if all_within([prompt_ids], "i", above=-1, highest=self._highest_id()):
+        if ids_within(prompt_ids, self._highest_id()):
             return
         lowest, highest = min(prompt_ids), max(prompt_ids)
         if lowest < 0:

@@ -23,6 +23,7 @@ from managed_cli.backends.base import HttpBackend
 from managed_cli.backends.numbers import logprob_or_minus_inf
 from managed_cli.backends.token_logprobs import SCORING_HINT
 from managed_cli.errors import ConfigError, ServerContractError, ServerRefused
+from managed_cli.sent_prompt import SentPrompt
 from managed_cli.types import (
     Generation,
     GenerationReply,
@@ -197,7 +198,7 @@ class LlamaCppBackend(HttpBackend):
     async def _complete(self, prompt_ids: Sequence[int], sampling: SamplingParams) -> tuple[list[_Completion], int]:
         payload = {
             **NEUTRAL_SAMPLERS,
-            "prompt": prompt_ids,
+            "prompt": SentPrompt.of(prompt_ids).raw,
             "n": sampling.n,
             "n_predict": sampling.max_tokens,
             "temperature": sampling.temperature,

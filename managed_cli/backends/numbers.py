@@ -9,6 +9,8 @@ from typing import Literal
 
 import numpy as np
 
+from managed_cli.sent_prompt import SentPrompt
+
 MINUS_INF_FLOOR = -9998.0
 """At or below it a logprob stands for -inf: vLLM writes -9999.0, SGLang -3.4e38. Real logits come nowhere near."""
 
@@ -37,6 +39,17 @@ def all_within(lists: Sequence[Sequence[float]], code: Literal["i", "d"], *, abo
         return False
     array = np.frombuffer(packed, dtype=code)
     return bool(above < array.min() and array.max() <= highest)
+
+
+def ids_within(prompt_ids: Sequence[int], highest: float) -> bool:
+    """Whether every id is at least 0 and at most `highest`; what is known of a prompt that is sent is not looked at."""
+    if not isinstance(prompt_ids, SentPrompt):
+        return all_within([prompt_ids], "i", above=-1, highest=highest)
+    ids, known = prompt_ids.ids, prompt_ids.checked if prompt_ids.highest == highest else 0
+    if not all_within([ids[known:] if known else ids], "i", above=-1, highest=highest):
+        return False
+    prompt_ids.checked, prompt_ids.highest = len(ids), highest
+    return True
 
 
 def _within(values: Sequence[float], above: float, highest: float, *, maybe_nan: bool) -> bool:

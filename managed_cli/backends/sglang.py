@@ -24,11 +24,11 @@ from typing import ClassVar, TypeVar, cast
 import msgspec
 
 from managed_cli.backends.base import NOT_PROBED, BackendConfig, HttpBackend
-from managed_cli.backends.echo import NO_ECHO, SentPrompt
 from managed_cli.backends.numbers import logprob_or_minus_inf
 from managed_cli.backends.token_logprobs import checked_token_logprobs
 from managed_cli.backends.vllm import end_token_id, logprobs_mode_of
 from managed_cli.errors import ConfigError, PromptRejected, ServerContractError, ServerRefused
+from managed_cli.sent_prompt import NO_ECHO, SentPrompt
 from managed_cli.types import (
     Generation,
     GenerationReply,
@@ -262,7 +262,7 @@ class SGLangBackend(HttpBackend):
         sampling = self.admitted(prompt_ids, sampling)
         if sampling.top_k == GREEDY_TOP_K:
             sampling = msgspec.structs.replace(sampling, temperature=0.0)
-        sent = SentPrompt(prompt_ids)
+        sent = SentPrompt.of(prompt_ids)
         reply = await self.http.post("/generate", self._payload(sent, sampling))
         # An object for one choice, a list for several.
         decoded = self.http.decode(reply.body, _Reply | list[_Reply], what="a completion")  # type: ignore[arg-type] # mypy takes a union for no type
@@ -374,7 +374,7 @@ class SGLangBackend(HttpBackend):
     ) -> tuple[list[_Triple], list[list[_Triple] | None] | None]:
         self.require_vocabulary()
         sampling = self.admitted(prompt_ids, SamplingParams(max_tokens=1, temperature=0.0))
-        sent = SentPrompt(prompt_ids)
+        sent = SentPrompt.of(prompt_ids)
         payload = {
             **self._payload(sent, msgspec.structs.replace(sampling, max_tokens=0)),
             "logprob_start_len": 0,

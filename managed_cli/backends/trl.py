@@ -21,11 +21,11 @@ from typing import Any, ClassVar
 import msgspec
 
 from managed_cli.backends.base import NOT_PROBED, BackendConfig
-from managed_cli.backends.echo import SentPrompt
 from managed_cli.backends.numbers import logprob_or_minus_inf
 from managed_cli.backends.token_logprobs import check_positions, checked_token_logprobs
 from managed_cli.backends.vllm import VLLMBackend, logprobs_mode_of
 from managed_cli.errors import ConfigError, ServerContractError, ServerRefused
+from managed_cli.sent_prompt import SentPrompt
 from managed_cli.types import (
     UNNAMED_MODEL,
     Generation,
@@ -189,7 +189,7 @@ class TRLBackend(VLLMBackend):
             return await super().generate(prompt_ids, sampling)
         self.check_sampling(sampling)
         sampling = self.admitted(prompt_ids, sampling)
-        sent = SentPrompt(prompt_ids)
+        sent = SentPrompt.of(prompt_ids)
         completions, attempts = await self._complete(_payload(sent, sampling))
         self._check_whole(sent, completions)
         choices = [

@@ -19,11 +19,11 @@ from typing import ClassVar, cast
 import msgspec
 
 from managed_cli.backends.base import NOT_PROBED, HttpBackend
-from managed_cli.backends.echo import NO_ECHO, SentPrompt
 from managed_cli.backends.numbers import logprob_or_minus_inf
 from managed_cli.backends.token_logprobs import check_positions, checked_token_logprobs
 from managed_cli.backends.vllm_on_cpu import StepBudget, runs_on_cpu
 from managed_cli.errors import ServerContractError, ServerRefused
+from managed_cli.sent_prompt import NO_ECHO, SentPrompt
 from managed_cli.types import (
     Generation,
     GenerationReply,
@@ -233,7 +233,7 @@ class VLLMBackend(HttpBackend):
             return await self._generate(prompt_ids, sampling)
 
     async def _generate(self, prompt_ids: Sequence[int], sampling: SamplingParams) -> GenerationReply:
-        sent = SentPrompt(prompt_ids)
+        sent = SentPrompt.of(prompt_ids)
         reply = await self.http.post("/v1/completions", self._payload(sent, sampling))
         sampled = self.http.decode(reply.body, _Sampled, what="a completion")
         if sampled.model is not None and sampled.model not in self._served:
@@ -305,7 +305,7 @@ class VLLMBackend(HttpBackend):
     ) -> Sequence[Mapping[str, _PromptLogprob] | None]:
         """What the reply holds for each position: the prompt's own token, and the ranks 1 … `top_k`."""
         sampling = self.admitted(prompt_ids, SamplingParams(max_tokens=1, temperature=0.0))
-        sent = SentPrompt(prompt_ids)
+        sent = SentPrompt.of(prompt_ids)
         payload = {**self._payload(sent, sampling), "prompt_logprobs": top_k}
         async with contextlib.AsyncExitStack() as held:
             if self._step_budget is not None:

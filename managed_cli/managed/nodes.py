@@ -97,4 +97,5 @@ def _tracked_node(
         conversation=answered(chat.messages, shown) if chat else None,
         tools=chat.tools if chat else (),
         unwritten=prompt.unwritten,
+        sent=prompt.sent,
     )

@@ -202,7 +202,7 @@ class ManagedServer:
                 encoding = await self._plan(prompt, chat, prompt_ids)
                 self._tracker.claim(ticket, encoding.parent)
             sampling = within_total(sampling, len(encoding.token_ids), max_total_tokens)
-            reply = await self.backend.generate(encoding.token_ids, sampling)
+            reply = await self.backend.generate(encoding.sent or encoding.token_ids, sampling)
             decoded_at_length = 0 if self.tokenizer.decodes_bytes else len(encoding.text)
             tracked = ticket.number, encoding, reply, chat
             nodes = await self._off_loop(decoded_at_length, self._tracked, *tracked)

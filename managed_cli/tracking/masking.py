@@ -14,6 +14,7 @@ import msgspec
 
 from managed_cli.errors import AlignmentError
 from managed_cli.node import SequenceNode
+from managed_cli.sent_prompt import SentPrompt
 from managed_cli.types import IGNORED_TOKEN_ID, MASKED_LOGPROB, Generation, Message
 
 
@@ -53,7 +54,7 @@ class Span(msgspec.Struct, frozen=True):
 
 
 class PromptEncoding(msgspec.Struct, frozen=True):
-    """The ids to send, and what is known of each. P = len(token_ids) = len(masked_tokens) = len(logprobs).
+    """The ids to send, and what is known of each. P = len(token_ids).
 
     Attributes:
         text: the prompt as it was rendered, BOS included.
@@ -63,18 +64,38 @@ class PromptEncoding(msgspec.Struct, frozen=True):
         spans: earlier sampled turns inside the prompt.
         spelled: `decode(token_ids)`, where planning has found it out; None where it has not.
         unwritten: positions of end-of-turn tokens that were sampled and that `text` does not write.
+        sent: `token_ids` as a server gets them.
     """
 
     text: str
     token_ids: list[int]
-    masked_tokens: list[int]
-    logprobs: list[float]
     spans: tuple[Span, ...] = ()
     parent: TrackedNode | None = None
     fork_of: str | None = None
     fork_reason: str | None = None
     spelled: str | None = None
     unwritten: tuple[int, ...] = ()
+    sent: SentPrompt | None = None
+
+    @property
+    def masked_tokens(self) -> list[int]:
+        """The parent's, then -100: [P]."""
+        return self.masks_with(())
+
+    @property
+    def logprobs(self) -> list[float]:
+        """The parent's, then 1.0: [P]."""
+        return self.logprobs_with(())
+
+    def masks_with(self, sampled_ids: Sequence[int]) -> list[int]:
+        """The masks of the row in which `sampled_ids` follow."""
+        known = self.parent.node.masked_tokens if self.parent is not None else ()
+        return [*known, *([IGNORED_TOKEN_ID] * (len(self.token_ids) - len(known))), *sampled_ids]
+
+    def logprobs_with(self, sampled: Sequence[float]) -> list[float]:
+        """The logprobs of the row in which those of sampled ids follow."""
+        known = self.parent.node.logprobs if self.parent is not None else ()
+        return [*known, *([MASKED_LOGPROB] * (len(self.token_ids) - len(known))), *sampled]
 
 
 @dataclasses.dataclass(frozen=True, slots=True, eq=False)
@@ -88,6 +109,7 @@ class TrackedNode:
         conversation: the messages sent and the answer given, for chats; None for text prompts.
         tools: what the chat template was given beside the messages.
         unwritten: positions of end-of-turn tokens that were sampled and that `prompt_text` does not write.
+        sent: the prompt's ids as the server got them.
     """
 
     node_id: str
@@ -99,6 +121,7 @@ class TrackedNode:
     conversation: tuple[Message, ...] | None = None
     tools: tuple[Mapping[str, Any], ...] = ()  # Any: JSON schemas
     unwritten: tuple[int, ...] = ()
+    sent: SentPrompt | None = None
 
     @property
     def last_span(self) -> Span:
@@ -118,11 +141,11 @@ class TrackedNode:
 
 def root_prompt(text: str, token_ids: Sequence[int]) -> PromptEncoding:
     """A prompt in which nothing was sampled: every position masked."""
+    ids = list(token_ids)
     return PromptEncoding(
         text=text,
-        token_ids=list(token_ids),
-        masked_tokens=[IGNORED_TOKEN_ID] * len(token_ids),
-        logprobs=[MASKED_LOGPROB] * len(token_ids),
+        token_ids=ids,
+        sent=SentPrompt(ids),
     )
 
 
@@ -135,15 +158,15 @@ def extended_prompt(
     unwritten: Sequence[int] = (),
 ) -> PromptEncoding:
     """The parent's row and then a masked suffix; the parent's completions keep their masks and logprobs."""
+    token_ids = [*parent.node.tokens, *suffix_ids]
     return PromptEncoding(
         text=text,
-        token_ids=[*parent.node.tokens, *suffix_ids],
-        masked_tokens=[*parent.node.masked_tokens, *([IGNORED_TOKEN_ID] * len(suffix_ids))],
-        logprobs=[*parent.node.logprobs, *([MASKED_LOGPROB] * len(suffix_ids))],
+        token_ids=token_ids,
         spans=parent.spans,
         parent=parent,
         spelled=spelled,
         unwritten=tuple(unwritten),
+        sent=SentPrompt.following(parent.sent, token_ids),
     )
 
 
@@ -190,7 +213,7 @@ def join_prompt_and_completion(
     return make(
         full_text=full_text,
         tokens=[*prompt.token_ids, *completion.token_ids],
-        masked_tokens=[*prompt.masked_tokens, *completion.token_ids],
-        logprobs=[*prompt.logprobs, *completion.logprobs],
+        masked_tokens=prompt.masks_with(completion.token_ids),
+        logprobs=prompt.logprobs_with(completion.logprobs),
         metadata=dict(metadata),
     )
