@@ -15,6 +15,7 @@ from pathlib import Path
 
 import aiohttp
 import msgspec
+import pyarrow.parquet as pq
 import tokenizers
 
 from managed_cli.backends.embedded import EmbeddedBackend, EngineConfig
@@ -134,23 +135,34 @@ def by_recorder(kind: str, where: Path, samples: int, *options: object) -> Pace:
 
 
 def on_llamacpp(servers: Path, where: Path, samples: int, repeats: int, told: Callable[[str], None]) -> list[Pace]:
-    """A bare loop on llama.cpp's own server, and the embedded engine, in turns; the same file of weights."""
+    """A bare loop on llama.cpp's own server, and the embedded engine, in turns; the same file of weights.
+
+    The loop sends the recorder's seeds, so that the same answers end early: one token costs nearly what 64 do.
+    """
     model = servers / "models" / "smollm2-135m-f32.gguf"
     tokenizer = tokenizers.Tokenizer.from_file(str(servers / "models" / "smollm2-135m" / "tokenizer.json"))
     ids = [tokenizer.encode(text, add_special_tokens=False).ids for text in questions(samples)]
     found = []
     for turn in range(-1, repeats):
+        recorder = by_recorder("local", where, samples, "--model", model)
+        prompts = list(zip(ids, _seeds(where / "local.parquet"), strict=True))
         with running("llamacpp", environment=servers, log_folder=where) as server:
-            paces = [asyncio.run(_bare_loop("bare loop", server.base_url, ids))]
-        paces.append(asyncio.run(_bare_loop_on_engine(model, ids)))
-        paces.append(by_recorder("local", where, samples, "--model", model))
+            paces = [asyncio.run(_bare_loop("bare loop", server.base_url, prompts))]
+        paces += [asyncio.run(_bare_loop_on_engine(model, prompts)), recorder]
         if turn >= 0:
             found += paces
             told("; ".join(f"{pace.program}: {pace.tokens_per_second:.1f} tokens/s" for pace in paces))
     return found
 
 
-async def _bare_loop_on_engine(model: Path, prompts: list[list[int]]) -> Pace:
+def _seeds(recording: Path) -> list[int]:
+    """What was sent for each of the samples 0, 1, …"""
+    rows = pq.read_table(recording, columns=["sample_id", "metadata"]).to_pylist()
+    rows.sort(key=lambda row: int(row["sample_id"]))
+    return [json.loads(row["metadata"])["sampling"]["seed"] for row in rows]
+
+
+async def _bare_loop_on_engine(model: Path, prompts: list[tuple[list[int], int]]) -> Pace:
     """As the bare loop, on the engine as the recorder starts it: attention in float32, where llama.cpp's is in half."""
     backend = await EmbeddedBackend.start(EngineConfig(model=str(model)))
     try:
@@ -159,17 +171,16 @@ async def _bare_loop_on_engine(model: Path, prompts: list[list[int]]) -> Pace:
         await backend.aclose()
 
 
-async def _bare_loop(program: str, url: str, prompts: list[list[int]], *, key: str | None = None) -> Pace:
+async def _bare_loop(program: str, url: str, prompts: list[tuple[list[int], int]], *, key: str | None = None) -> Pace:
     """Every prompt posted by one of `CONCURRENCY` workers; nothing but the number of tokens is read."""
     waiting, tokens = iter(prompts), 0
     request = {**PLAIN, "n_predict": TOKENS, "cache_prompt": False}
 
     async def work(session: aiohttp.ClientSession) -> None:
         nonlocal tokens
-        for prompt in waiting:
-            async with session.post(
-                f"{url}/completion", data=msgspec.json.encode({**request, "prompt": prompt})
-            ) as reply:
+        for prompt, seed in waiting:
+            body = msgspec.json.encode({**request, "prompt": prompt, "seed": seed})
+            async with session.post(f"{url}/completion", data=body) as reply:
                 tokens += msgspec.json.decode(await reply.read())["tokens_predicted"]
 
     headers = {"content-type": "application/json", **({"authorization": f"Bearer {key}"} if key else {})}
