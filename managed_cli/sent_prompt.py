@@ -6,7 +6,7 @@ and looked at for an earlier turn is taken over.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Self, overload
 
 import msgspec
@@ -55,6 +55,9 @@ class SentPrompt(Sequence[int]):
 
     def __len__(self) -> int:
         return len(self.ids)
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(self.ids)
 
     @overload
     def __getitem__(self, at: int) -> int: ...

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Literal, ParamSpec, Protocol, Self, TypeVar, cast
 
@@ -14,6 +15,7 @@ from managed_cli.managed.nodes import Chat, tracked_nodes
 from managed_cli.managed.recording import node_metadata
 from managed_cli.managed.responses import ChatChoice, ChatCompletion, ChatMessage, Completion, CompletionChoice, Usage
 from managed_cli.managed.sampling import checked_sampling
+from managed_cli.managed.short_texts import LongText, short_texts
 from managed_cli.node import SequenceNode
 from managed_cli.tokenizers import as_tokenizer
 from managed_cli.tracking.extension import plan_prompt, plan_verbatim
@@ -25,6 +27,9 @@ from managed_cli.types import TOP_K_OFF, GenerationReply, Message, SamplingParam
 LONG_TEXT_CHARACTERS = 50_000
 """Longer texts are encoded, and by some libraries decoded, in a thread: on the event loop they would hold up every
 other request for over 10 ms."""
+
+LONGEST_CHAT_CHARACTERS = 1_000_000
+"""A longer conversation goes to the thread at once: writing it down with its template alone takes 10 ms."""
 
 History = Literal["template", "verbatim"]
 
@@ -235,7 +240,10 @@ class ManagedServer:
         if chat is None or prompt is not None:
             raise ConfigError("give one of prompt, prompt_ids and messages")
         size = sum(len(content_text(message.get("content"))) for message in chat.messages)
-        return await self._off_loop(size, self._plan_chat, chat, nodes)
+        if nodes and LONG_TEXT_CHARACTERS < size <= LONGEST_CHAT_CHARACTERS and not self.tokenizer.over_network:
+            with contextlib.suppress(LongText):  # mostly it goes on from a node, and little of it has to be encoded
+                return self._plan_chat(chat, nodes, short_texts(self.tokenizer, LONG_TEXT_CHARACTERS))
+        return await self._off_loop(size, self._plan_chat, chat, nodes, self.tokenizer)
 
     def _plan_ids(self, prompt_ids: Sequence[int]) -> PromptEncoding:
         unknown = next((token for token in prompt_ids if not 0 <= token < self.tokenizer.vocab_size), None)
@@ -249,18 +257,18 @@ class ManagedServer:
         text = self.tokenizer.prompt_text(prompt)
         return plan_prompt(text, nodes, self.tokenizer, root_ids=self.tokenizer.encode_prompt(prompt))
 
-    def _plan_chat(self, chat: Chat, nodes: Sequence[TrackedNode]) -> PromptEncoding:
+    def _plan_chat(self, chat: Chat, nodes: Sequence[TrackedNode], tokenizer: Tokenizer) -> PromptEncoding:
         messages, tools = chat.messages, chat.tools
         continue_final = ends_with_answer(messages)
 
         def render(conversation: Sequence[Message]) -> str:
-            return self.tokenizer.render_chat(conversation, tools=tools, continue_final_message=continue_final)
+            return tokenizer.render_chat(conversation, tools=tools, continue_final_message=continue_final)
 
         if self.history == "verbatim":
-            prompt = plan_verbatim(messages, nodes, self.tokenizer, render=render, tools=tools)
+            prompt = plan_verbatim(messages, nodes, tokenizer, render=render, tools=tools)
             if prompt is not None:
                 return prompt
-        return plan_prompt(render(messages), nodes, self.tokenizer, conversation=messages)
+        return plan_prompt(render(messages), nodes, tokenizer, conversation=messages)
 
     def _tracked(
         self, number: int, prompt: PromptEncoding, reply: GenerationReply, chat: Chat | None

@@ -225,18 +225,17 @@ def plan_verbatim(
     Args:
         render: the chat template; asked for the conversation with `ANSWER_PLACEHOLDER` as its last known answer.
     """
-    candidates = [
-        (len(node.conversation or ()), age, node)
-        for age, node in enumerate(nodes)
-        if node.last_span.end > node.last_span.start and _known_from(node, conversation, tools)
-    ]
+    candidates = [(len(node.conversation or ()), age, node) for age, node in enumerate(nodes)]
     for length, _, node in sorted(candidates, key=lambda entry: entry[:2], reverse=True):
+        # The longest is looked at first, and mostly the only one: comparing messages takes time in every turn.
+        if node.last_span.end == node.last_span.start or not _known_from(node, conversation, tools):
+            continue
         if node.end_token_text and length == len(conversation):
             continue  # the answer is to be written further, but the model has ended it
         rendered = render(with_placeholder(conversation, length))
         if rendered.count(ANSWER_PLACEHOLDER) != 1:
             continue
-        after = rendered.partition(ANSWER_PLACEHOLDER)[2]
+        after = rendered.rpartition(ANSWER_PLACEHOLDER)[2]
         suffix = _without_end_of_turn(after, tokenizer) if node.end_token_text else after
         kept = node.full_text
         for suffix_ids in _suffix_encodings(suffix, node, tokenizer, after_end_token=True):

@@ -256,3 +256,30 @@ def test_a_long_prompt_is_planned_in_a_thread_with_the_same_result(
     on_the_loop = asyncio.run(talk())
     monkeypatch.setattr("managed_cli.managed.server.LONG_TEXT_CHARACTERS", 0)
     assert asyncio.run(talk()) == on_the_loop
+
+
+@pytest.mark.parametrize("history", ["template", "verbatim"])
+@pytest.mark.parametrize(("longest", "in_threads"), [(0, 4), (20, 3), (85, 1)])
+def test_a_long_conversation_is_planned_on_the_loop_or_in_a_thread_with_the_same_result(
+    smollm2: HuggingFaceTokenizer, monkeypatch: pytest.MonkeyPatch, history: str, longest: int, in_threads: int
+) -> None:
+    threads: list[object] = []
+
+    async def talk() -> list[Any]:
+        context, messages = Context(smollm2, history=history), [USER]
+        for answer in ("42", " forty-two,  as was said more than once", "no"):
+            await context.chat(messages, finished(smollm2, smollm2.encode_suffix(answer), 2))
+            messages = [*messages, {"role": "assistant", "content": answer}, USER]
+        rewritten = [{"role": "user", "content": "Something else. " * 9}, *messages[1:]]
+        await context.chat(rewritten, finished(smollm2, smollm2.encode_suffix("so"), 2))
+        return [(node.tokens, node.masked_tokens, node.full_text, node.metadata["parent_id"]) for node in context.nodes]
+
+    async def counted(work: Any, *arguments: Any) -> Any:  # Any: whatever is to be done
+        threads.append(work)
+        return work(*arguments)
+
+    expected = asyncio.run(talk())
+    monkeypatch.setattr("managed_cli.managed.server.LONG_TEXT_CHARACTERS", longest)
+    monkeypatch.setattr("asyncio.to_thread", counted)
+    assert asyncio.run(talk()) == expected
+    assert len(threads) == in_threads
