@@ -29,7 +29,7 @@ LONG_TEXT_CHARACTERS = 50_000
 other request for over 10 ms."""
 
 LONGEST_CHAT_CHARACTERS = 1_000_000
-"""A longer conversation goes to the thread at once: writing it down with its template alone takes 10 ms."""
+"""A longer conversation goes to the thread at once: to plan a turn of one with 670,000 took 7 ms."""
 
 History = Literal["template", "verbatim"]
 

@@ -74,8 +74,6 @@ def plan_prompt(
         root_ids: ids of the text where it starts a new sequence; None encodes it as a rendered prompt.
         conversation: the messages behind `text`, for a chat.
     """
-    if not nodes:
-        return root_prompt(text, tokenizer.encode_rendered(text) if root_ids is None else root_ids)
     related = [node for node in nodes if _may_continue(node, conversation)]
     mismatched: list[TrackedNode] = []
     prompt: PromptEncoding | None = None

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 
@@ -16,6 +16,8 @@ from managed_cli.errors import AlignmentError
 from managed_cli.node import SequenceNode
 from managed_cli.sent_prompt import SentPrompt
 from managed_cli.types import IGNORED_TOKEN_ID, MASKED_LOGPROB, Generation, Message
+
+T = TypeVar("T")
 
 
 class Span(msgspec.Struct, frozen=True):
@@ -90,12 +92,16 @@ class PromptEncoding(msgspec.Struct, frozen=True):
     def masks_with(self, sampled_ids: Sequence[int]) -> list[int]:
         """The masks of the row in which `sampled_ids` follow."""
         known = self.parent.node.masked_tokens if self.parent is not None else ()
-        return [*known, *([IGNORED_TOKEN_ID] * (len(self.token_ids) - len(known))), *sampled_ids]
+        return [*known, *self._not_sampled(IGNORED_TOKEN_ID, len(known)), *sampled_ids]
 
     def logprobs_with(self, sampled: Sequence[float]) -> list[float]:
         """The logprobs of the row in which those of sampled ids follow."""
         known = self.parent.node.logprobs if self.parent is not None else ()
-        return [*known, *([MASKED_LOGPROB] * (len(self.token_ids) - len(known))), *sampled]
+        return [*known, *self._not_sampled(MASKED_LOGPROB, len(known)), *sampled]
+
+    def _not_sampled(self, value: T, known: int) -> list[T]:
+        """`value` for every position behind the parent's row."""
+        return [value] * (len(self.token_ids) - known)
 
 
 @dataclasses.dataclass(frozen=True, slots=True, eq=False)
@@ -142,11 +148,7 @@ class TrackedNode:
 def root_prompt(text: str, token_ids: Sequence[int]) -> PromptEncoding:
     """A prompt in which nothing was sampled: every position masked."""
     ids = list(token_ids)
-    return PromptEncoding(
-        text=text,
-        token_ids=ids,
-        sent=SentPrompt(ids),
-    )
+    return PromptEncoding(text=text, token_ids=ids, sent=SentPrompt(ids))
 
 
 def extended_prompt(

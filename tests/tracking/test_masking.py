@@ -106,6 +106,6 @@ def test_a_prompt_that_is_extended_shares_no_list_with_its_parent() -> None:
     parent = tracked(root_prompt("", [1]), generation([(2, -1.0)]))
     prompt = extended_prompt("", parent, [3], spelled=None)
     prompt.token_ids.append(9)
-    prompt.masks_with([4]).append(9)
-    prompt.logprobs_with([-0.5]).append(9.0)
+    prompt.masked_tokens.append(9)
+    prompt.logprobs.append(9.0)
     assert (parent.node.tokens, parent.node.masked_tokens, parent.node.logprobs) == ([1, 2], [-100, 2], [1.0, -1.0])

@@ -67,5 +67,4 @@ def test_a_node_that_is_no_beginning_of_the_one_in_its_place_stays_as_it_is() ->
     other = extension_of(
         extension_of(None, 1, "b", written=True, handed_back=False), 2, "c", written=True, handed_back=False
     )
-    other.node.logprobs[1] = -3.0
     assert ReplacedNode.of(parent, other) is None
