@@ -45,6 +45,6 @@ for kind in "$@"; do
   if [ "$kind" = projects ]; then files=("$root/tests/export/test_projects.py"); fi
   for own in ${own_tests[$kind]}; do files+=("$here/$own"); done
   timed "tests against $kind" env MANAGED_CLI_REAL_SERVERS="$servers_venv" MANAGED_CLI_REAL_KINDS="$kind" \
-    "$test_venv/bin/python" -m pytest -v -rP --durations=0 --durations-min=5 --junitxml="$results" "${files[@]}"
+    "$test_venv/bin/python" -m pytest -v -raP --durations=0 --durations-min=5 --junitxml="$results" "${files[@]}"
   "$test_venv/bin/python" "$root/tests/ran_some.py" "$results"
 done
