@@ -103,6 +103,7 @@ RECIPES = {
         start_seconds=60.0,
     ),
 }
+RECIPES["llamacpp-exact"] = dataclasses.replace(RECIPES["llamacpp"], command=(*RECIPES["llamacpp"].command, "exact"))
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

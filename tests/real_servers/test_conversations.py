@@ -71,7 +71,7 @@ KINDS = {
     ),
     "trl-vllm": Kind(server_type="trl", recipe="trl-vllm", tempered=True),
     # llama.cpp computes otherwise than torch: with float32 weights and attention they agree to 3e-4 at worst.
-    "llamacpp": Kind(server_type="llamacpp", recipe="llamacpp", most=5e-3, mean=1e-3),
+    "llamacpp": Kind(server_type="llamacpp", recipe="llamacpp-exact", most=5e-3, mean=1e-3),
     "local": Kind(server_type="local", recipe=None, most=5e-3, mean=1e-3),
 }
 
