@@ -7,7 +7,7 @@ and looked at for an earlier turn is taken over.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Self, overload
+from typing import overload
 
 import msgspec
 
@@ -19,42 +19,56 @@ class SentPrompt(Sequence[int]):
     """P ids in the form of a request. The ids must not change any more.
 
     Attributes:
-        ids: [P].
-        raw: the same as JSON; goes into a payload, and is what most servers echo to the byte.
+        raw: the ids as JSON; goes into a payload, and is what most servers echo to the byte.
         checked: how many of the first ids are known to lie from 0 to `highest`.
     """
 
-    __slots__ = ("checked", "highest", "ids", "raw")
+    __slots__ = ("_added", "_ids", "_length", "checked", "highest", "raw")
 
     def __init__(self, ids: Sequence[int]) -> None:
-        self.ids = ids
         self.raw = msgspec.Raw(msgspec.json.encode(ids))
         self.checked = 0
         self.highest = -1.0
+        self._ids: Sequence[int] | None = ids
+        self._added: Sequence[int] = ids
+        self._length = len(ids)
 
     @classmethod
     def of(cls, ids: Sequence[int]) -> SentPrompt:
         """`ids`, which may be that already."""
         return ids if isinstance(ids, SentPrompt) else cls(ids)
 
-    @classmethod
-    def following(cls, earlier: SentPrompt | None, ids: Sequence[int]) -> Self:
-        """`ids`, which begin with all those of `earlier`, with what is known of these.
-
-        That they do so is not looked at: it would take as long as what is saved.
-        """
-        known = 0 if earlier is None else len(earlier.ids)
-        if earlier is None or known in (0, len(ids)):
-            return cls(ids)
-        sent = cls.__new__(cls)
-        sent.ids = ids
-        written, more = memoryview(earlier.raw), memoryview(msgspec.json.encode(ids[known:]))
-        sent.raw = msgspec.Raw(b"".join((written[:-1], b",", more[1:])))
-        sent.checked, sent.highest = earlier.checked, earlier.highest
+    def followed_by(self, added: Sequence[int]) -> SentPrompt:
+        """These ids and then `added`, with what is known of these."""
+        if not self._length:
+            return SentPrompt(added)
+        sent = SentPrompt(added)
+        if added:
+            written, more = memoryview(self.raw), memoryview(sent.raw)
+            sent.raw = msgspec.Raw(b"".join((written[:-1], b",", more[1:])))
+        else:
+            sent.raw = self.raw
+        sent.checked, sent.highest = self.checked, self.highest
+        sent._ids = None
+        sent._length = self._length + len(added)
         return sent
 
+    @property
+    def ids(self) -> Sequence[int]:
+        """[P]; read off `raw` where nobody has needed them before."""
+        if self._ids is None:
+            self._ids = msgspec.json.decode(self.raw, type=list[int])
+        return self._ids
+
+    def unchecked(self, highest: float) -> Sequence[int]:
+        """The ids of which it is not known whether they lie from 0 to `highest`."""
+        known = self.checked if self.highest == highest else 0
+        if known == self._length - len(self._added):
+            return self._added
+        return self.ids[known:]
+
     def __len__(self) -> int:
-        return len(self.ids)
+        return self._length
 
     def __iter__(self) -> Iterator[int]:
         return iter(self.ids)
@@ -67,6 +81,6 @@ class SentPrompt(Sequence[int]):
         return self.ids[at]
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, SentPrompt) and self.ids == other.ids
+        return isinstance(other, SentPrompt) and self.raw == other.raw
 
     __hash__ = None  # type: ignore[assignment]  # as of a list

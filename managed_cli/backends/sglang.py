@@ -306,9 +306,9 @@ class SGLangBackend(HttpBackend):
         """Raise ServerContractError unless the server worked on the prompt; older ones echo only its length."""
         if reply.prompt_token_ids != NO_ECHO:
             self.check_echo(sent, reply.prompt_token_ids)
-        if reply.meta_info.prompt_tokens != len(sent.ids):
+        if reply.meta_info.prompt_tokens != len(sent):
             raise ServerContractError(
-                f"{self.label} worked on {reply.meta_info.prompt_tokens} prompt tokens, not on the {len(sent.ids)} sent"
+                f"{self.label} worked on {reply.meta_info.prompt_tokens} prompt tokens, not on the {len(sent)} sent"
             )
 
     def _generation(self, index: int, reply: _Reply, sampling: SamplingParams) -> Generation:

@@ -115,8 +115,8 @@ def _document(
                 "sample_id": task.sample_id,
                 "source": task.source,
                 "text": prompt.text,
-                "token_ids": list(prompt.token_ids),
-                "length": len(prompt.token_ids),
+                "token_ids": prompt.token_ids,
+                "length": len(prompt.row),
             }
             for task, prompt in prompts
         ],
@@ -151,7 +151,7 @@ def _show_lengths(lengths: Lengths, report: InputReport) -> None:
 
 def _prompts_in_words(prompts: Sequence[tuple[Task, PromptEncoding]]) -> str:
     return "\n\n".join(
-        f"sample {printable(task.sample_id)} ({printable(task.source)}): {counted(len(prompt.token_ids), 'token')}\n"
+        f"sample {printable(task.sample_id)} ({printable(task.source)}): {counted(len(prompt.row), 'token')}\n"
         f"{printable(prompt.text)}\n{_ids_in_words(prompt.token_ids)}"
         for task, prompt in prompts
     )

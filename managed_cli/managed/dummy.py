@@ -17,18 +17,11 @@ from managed_cli.managed.config import APIServerConfig
 from managed_cli.managed.recording import sampling_json
 from managed_cli.managed.server import History, ManagedServer
 from managed_cli.managed.servers import Server
-from managed_cli.node import SequenceNode
 from managed_cli.tracking.extension import continues_conversation
 from managed_cli.tracking.masking import PromptEncoding, Span, TrackedNode, root_prompt
+from managed_cli.tracking.row_part import RowPart
 from managed_cli.tracking.trackers import NodeTracker, Ticket
-from managed_cli.types import (
-    IGNORED_TOKEN_ID,
-    MASKED_LOGPROB,
-    Generation,
-    GenerationReply,
-    Message,
-    SamplingParams,
-)
+from managed_cli.types import Generation, GenerationReply, Message, SamplingParams
 
 OPT_IN_VARIABLE = "ATROPOS_ALLOW_DUMMY_MANAGED_SERVER"
 """Named as in Atropos, whose environments set it."""
@@ -41,6 +34,12 @@ DUMMY_COMPLETION_LENGTH = 64
 
 DUMMY_LOGPROB = -0.5
 """Logprob of every sampled placeholder: allowed by the alignment rule, and plainly not measured."""
+
+DUMMY_ROW = RowPart(
+    RowPart(None, range(DUMMY_PROMPT_LENGTH)),
+    range(DUMMY_PROMPT_LENGTH, DUMMY_PROMPT_LENGTH + DUMMY_COMPLETION_LENGTH),
+    [DUMMY_LOGPROB] * DUMMY_COMPLETION_LENGTH,
+)
 
 
 class DummyTokensWarning(UserWarning):
@@ -183,7 +182,9 @@ class DummyManagedServer(ManagedServer):
         }
         return TrackedNode(
             node_id=node_id,
-            node=dummy_node(full_text, metadata),
+            row=DUMMY_ROW,
+            full_text=full_text,
+            metadata=metadata,
             spans=(span,),
             prompt_text=full_text.removesuffix(choice.text),
             continued_text=full_text,
@@ -237,18 +238,6 @@ def conversation_text(conversation: Sequence[Message]) -> str:
     return "\n\n".join(f"{message.get('role')}:{message.get('content') or ''}" for message in conversation)
 
 
-def dummy_node(full_text: str, metadata: Mapping[str, Any]) -> SequenceNode:  # Any: JSON values
-    """A row of fixed placeholder arrays whose mask rules hold."""
-    sampled = range(DUMMY_PROMPT_LENGTH, DUMMY_PROMPT_LENGTH + DUMMY_COMPLETION_LENGTH)
-    return SequenceNode(
-        full_text=full_text,
-        tokens=[*range(DUMMY_PROMPT_LENGTH), *sampled],
-        masked_tokens=[*([IGNORED_TOKEN_ID] * DUMMY_PROMPT_LENGTH), *sampled],
-        logprobs=[*([MASKED_LOGPROB] * DUMMY_PROMPT_LENGTH), *([DUMMY_LOGPROB] * DUMMY_COMPLETION_LENGTH)],
-        metadata=dict(metadata),
-    )
-
-
 def _continued(tracker: NodeTracker, prompt: str | None, messages: Sequence[Message] | None) -> TrackedNode | None:
     """The newest node that the call continues, by its text; None where it begins anew."""
     for node in reversed(tracker.known_nodes()):
@@ -260,10 +249,9 @@ def _continued(tracker: NodeTracker, prompt: str | None, messages: Sequence[Mess
 
 
 def _generation_reply(reply: TextReply) -> GenerationReply:
-    sampled = list(range(DUMMY_PROMPT_LENGTH, DUMMY_PROMPT_LENGTH + DUMMY_COMPLETION_LENGTH))
     choices = tuple(
         Generation(
-            token_ids=sampled,
+            token_ids=list(DUMMY_ROW.tokens),
             logprobs=[DUMMY_LOGPROB] * DUMMY_COMPLETION_LENGTH,
             text=choice.text,
             finish_reason=choice.finish_reason,

@@ -13,8 +13,8 @@ from managed_cli.tracking.masking import (
     PromptEncoding,
     Span,
     TrackedNode,
+    completed_row,
     completion_span,
-    join_prompt_and_completion,
 )
 from managed_cli.tracking.messages import answered
 from managed_cli.types import GenerationReply, Message, Tokenizer
@@ -75,7 +75,7 @@ def _tracked_node(
 ) -> TrackedNode:
     completion = reply.choices[index]
     shown = shown_text(completion, reply.sampling, tokenizer)
-    full_text = continued_text(prompt_spelled, prompt.token_ids, completion.token_ids, tokenizer)
+    full_text = continued_text(prompt_spelled, prompt.row, completion.token_ids, tokenizer)
     # Where the text of the whole is not the text of its parts (a split character), take the parts.
     added = (
         full_text[len(prompt_spelled) :]
@@ -84,12 +84,11 @@ def _tracked_node(
     )
     end_text = "" if completion.end_token_id is None else tokenizer.decode([completion.end_token_id])
     spans = (*prompt.spans, completion_span(prompt, completion, shown))
-    metadata = metadata_of(spans, node_id, index)
     return TrackedNode(
         node_id=node_id,
-        node=join_prompt_and_completion(
-            prompt, completion, full_text=full_text, metadata=metadata, checked=reply.checked
-        ),
+        row=completed_row(prompt, completion, checked=reply.checked),
+        full_text=full_text,
+        metadata=metadata_of(spans, node_id, index),
         spans=spans,
         prompt_text=prompt.text,
         continued_text=prompt.text + added,

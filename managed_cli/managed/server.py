@@ -206,8 +206,8 @@ class ManagedServer:
             async with self._planning:
                 encoding = await self._plan(prompt, chat, prompt_ids)
                 self._tracker.claim(ticket, encoding.parent)
-            sampling = within_total(sampling, len(encoding.token_ids), max_total_tokens)
-            reply = await self.backend.generate(encoding.sent or encoding.token_ids, sampling)
+            sampling = within_total(sampling, len(encoding.row), max_total_tokens)
+            reply = await self.backend.generate(encoding.sent, sampling)
             decoded_at_length = 0 if self.tokenizer.decodes_bytes else len(encoding.text)
             tracked = ticket.number, encoding, reply, chat
             nodes = await self._off_loop(decoded_at_length, self._tracked, *tracked)

@@ -81,7 +81,7 @@ def _say_what_was_sent(nodes: Sequence[TrackedNode], task: Task, messages: Seque
     if task.tools is not None:
         sent["tools"] = list(task.tools)
     for tracked in nodes:
-        tracked.node.metadata.update(sent)
+        tracked.metadata.update(sent)
 
 
 async def _answer_turns(task: Task, managed: ManagedServer, config: RolloutConfig) -> None:

@@ -136,7 +136,7 @@ async def score_prompt(task: Task, server: Server, *, top_k: int) -> list[Scored
         prompt = await managed.plan(
             prompt=task.prompt, prompt_ids=task.prompt_ids, messages=task.messages, tools=task.tools
         )
-    found = await server.backend.prompt_logprobs(list(prompt.token_ids), top_k)
+    found = await server.backend.prompt_logprobs(prompt.token_ids, top_k)
     return [ScoredPrompt(found=found, metadata={**task_metadata(task), **_who(server)})]
 
 

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from managed_cli.types import Tokenizer
 
 SPLIT_CHARACTER = "\N{REPLACEMENT CHARACTER}"
 
 
-def continued_text(known: str, known_ids: Sequence[int], more_ids: Sequence[int], tokenizer: Tokenizer) -> str:
+def continued_text(known: str, known_ids: Iterable[int], more_ids: Sequence[int], tokenizer: Tokenizer) -> str:
     """`decode([*known_ids, *more_ids])`, where `known` is `decode(known_ids)`.
 
     Where a text is that of bytes one after the other, what is known stays as it is, unless it ends in a character that

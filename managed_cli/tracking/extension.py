@@ -132,8 +132,8 @@ def _match(text: str, node: TrackedNode, *, answer_goes_on: bool) -> _Match | No
 
 def _confirmed(text: str, match: _Match, tokenizer: Tokenizer) -> PromptEncoding | None:
     """The extension by rule 3, or None."""
-    node_ids, left_out = match.node.node.tokens, set(match.unwritten)
-    written_ids = [token for at, token in enumerate(node_ids) if at not in left_out] if left_out else node_ids
+    row, left_out = match.node.row, set(match.unwritten)
+    written_ids = [token for at, token in enumerate(row) if at not in left_out] if left_out else []
     suffix = text[match.matched :]
     for suffix_ids in _suffix_encodings(suffix, match.node, tokenizer, after_end_token=match.end_token_written):
         if not match.end_token_written and suffix_ids and suffix_ids[0] in tokenizer.eos_token_ids:
@@ -141,7 +141,7 @@ def _confirmed(text: str, match: _Match, tokenizer: Tokenizer) -> PromptEncoding
         if left_out:
             spelled = tokenizer.decode([*written_ids, *suffix_ids])
         else:
-            spelled = continued_text(match.node.full_text, node_ids, suffix_ids, tokenizer)
+            spelled = continued_text(match.node.full_text, row, suffix_ids, tokenizer)
         if spelled == text or spelled == tokenizer.decode(tokenizer.encode_rendered(text)):
             whole = None if left_out else spelled
             return extended_prompt(text, match.node, suffix_ids, spelled=whole, unwritten=match.unwritten)
@@ -158,7 +158,7 @@ def _suffix_encodings(
     behind_token: list[int] | None = None
     if after_end_token and node.end_token_text and suffix:
         ids = tokenizer.encode_rendered(node.end_token_text + suffix)
-        if ids[:1] == node.node.tokens[-1:]:
+        if ids[0] == node.row.tokens[-1]:
             behind_token = ids[1:]
             yield behind_token
     behind_text = tokenizer.encode_suffix(suffix)
@@ -237,7 +237,7 @@ def plan_verbatim(
         suffix = _without_end_of_turn(after, tokenizer) if node.end_token_text else after
         kept = node.full_text
         for suffix_ids in _suffix_encodings(suffix, node, tokenizer, after_end_token=True):
-            spelled = continued_text(kept, node.node.tokens, suffix_ids, tokenizer)
+            spelled = continued_text(kept, node.row, suffix_ids, tokenizer)
             added = spelled[len(kept) :]
             if spelled.startswith(kept) and (added == suffix or _ends_alike(rendered, added, tokenizer)):
                 return extended_prompt(spelled, node, suffix_ids, spelled=spelled)

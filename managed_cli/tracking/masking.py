@@ -8,16 +8,15 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping, Sequence
-from typing import Any, TypeVar
+from typing import Any
 
 import msgspec
 
 from managed_cli.errors import AlignmentError
 from managed_cli.node import SequenceNode
 from managed_cli.sent_prompt import SentPrompt
-from managed_cli.types import IGNORED_TOKEN_ID, MASKED_LOGPROB, Generation, Message
-
-T = TypeVar("T")
+from managed_cli.tracking.row_part import RowPart
+from managed_cli.types import Generation, Message
 
 
 class Span(msgspec.Struct, frozen=True):
@@ -56,52 +55,44 @@ class Span(msgspec.Struct, frozen=True):
 
 
 class PromptEncoding(msgspec.Struct, frozen=True):
-    """The ids to send, and what is known of each. P = len(token_ids).
+    """The ids to send, and what is known of each: P of them.
 
     Attributes:
         text: the prompt as it was rendered, BOS included.
+        row: the ids; what was sampled in earlier turns keeps its masks and logprobs.
+        sent: the ids as a server gets them.
         parent: the node this prompt extends; None for a root.
         fork_of, fork_reason: the node it looks like a continuation of and does not extend, and why not. Beside a
             `parent` they name a later turn that was lost: the parent is the longest that could be kept.
         spans: earlier sampled turns inside the prompt.
-        spelled: `decode(token_ids)`, where planning has found it out; None where it has not.
+        spelled: `decode` of the ids, where planning has found it out; None where it has not.
         unwritten: positions of end-of-turn tokens that were sampled and that `text` does not write.
-        sent: `token_ids` as a server gets them.
     """
 
     text: str
-    token_ids: list[int]
+    row: RowPart
+    sent: SentPrompt
     spans: tuple[Span, ...] = ()
     parent: TrackedNode | None = None
     fork_of: str | None = None
     fork_reason: str | None = None
     spelled: str | None = None
     unwritten: tuple[int, ...] = ()
-    sent: SentPrompt | None = None
+
+    @property
+    def token_ids(self) -> list[int]:
+        """[P], a list of its own."""
+        return self.row.all_tokens()
 
     @property
     def masked_tokens(self) -> list[int]:
-        """The parent's, then -100: [P]."""
-        return self.masks_with(())
+        """[P], -100 where nothing was sampled; a list of its own."""
+        return self.row.arrays()[1]
 
     @property
     def logprobs(self) -> list[float]:
-        """The parent's, then 1.0: [P]."""
-        return self.logprobs_with(())
-
-    def masks_with(self, sampled_ids: Sequence[int]) -> list[int]:
-        """The masks of the row in which `sampled_ids` follow."""
-        known = self.parent.node.masked_tokens if self.parent is not None else ()
-        return [*known, *self._not_sampled(IGNORED_TOKEN_ID, len(known)), *sampled_ids]
-
-    def logprobs_with(self, sampled: Sequence[float]) -> list[float]:
-        """The logprobs of the row in which those of sampled ids follow."""
-        known = self.parent.node.logprobs if self.parent is not None else ()
-        return [*known, *self._not_sampled(MASKED_LOGPROB, len(known)), *sampled]
-
-    def _not_sampled(self, value: T, known: int) -> list[T]:
-        """`value` for every position behind the parent's row."""
-        return [value] * (len(self.token_ids) - known)
+        """[P], 1.0 where nothing was sampled; a list of its own."""
+        return self.row.arrays()[2]
 
 
 @dataclasses.dataclass(frozen=True, slots=True, eq=False)
@@ -109,6 +100,9 @@ class TrackedNode:
     """A recorded node with what is needed to recognise its continuation.
 
     Attributes:
+        row: what was sent and sampled.
+        full_text: `decode` of its tokens.
+        metadata: of the row that is recorded.
         prompt_text: the prompt as rendered.
         continued_text: `prompt_text` and then the text of the completion, special tokens kept.
         end_token_text: text of the sampled token that ended the completion; empty where none did.
@@ -119,7 +113,9 @@ class TrackedNode:
     """
 
     node_id: str
-    node: SequenceNode
+    row: RowPart
+    full_text: str
+    metadata: dict[str, Any]  # Any: JSON values
     spans: tuple[Span, ...]
     prompt_text: str
     continued_text: str
@@ -128,16 +124,20 @@ class TrackedNode:
     tools: tuple[Mapping[str, Any], ...] = ()  # Any: JSON schemas
     unwritten: tuple[int, ...] = ()
     sent: SentPrompt | None = None
+    _node: SequenceNode | None = None
+
+    @property
+    def node(self) -> SequenceNode:
+        """The row that is recorded, made when it is first asked for."""
+        if self._node is None:
+            object.__setattr__(self, "_node", self.row.node(self.full_text, self.metadata))
+            assert self._node is not None
+        return self._node
 
     @property
     def last_span(self) -> Span:
         """The completion that this node added."""
         return self.spans[-1]
-
-    @property
-    def full_text(self) -> str:
-        """`decode` of the node's tokens."""
-        return self.node.full_text
 
     @property
     def shown_text(self) -> str:
@@ -148,7 +148,7 @@ class TrackedNode:
 def root_prompt(text: str, token_ids: Sequence[int]) -> PromptEncoding:
     """A prompt in which nothing was sampled: every position masked."""
     ids = list(token_ids)
-    return PromptEncoding(text=text, token_ids=ids, sent=SentPrompt(ids))
+    return PromptEncoding(text=text, row=RowPart(None, ids), sent=SentPrompt(ids))
 
 
 def extended_prompt(
@@ -160,21 +160,25 @@ def extended_prompt(
     unwritten: Sequence[int] = (),
 ) -> PromptEncoding:
     """The parent's row and then a masked suffix; the parent's completions keep their masks and logprobs."""
-    token_ids = [*parent.node.tokens, *suffix_ids]
+    row, before = RowPart(parent.row, suffix_ids), parent.row
+    if parent.sent is not None and len(parent.sent) + len(before.tokens) == len(before):
+        sent = parent.sent.followed_by([*before.tokens, *suffix_ids])
+    else:
+        sent = SentPrompt(row.all_tokens())
     return PromptEncoding(
         text=text,
-        token_ids=token_ids,
+        row=row,
+        sent=sent,
         spans=parent.spans,
         parent=parent,
         spelled=spelled,
         unwritten=tuple(unwritten),
-        sent=SentPrompt.following(parent.sent, token_ids),
     )
 
 
 def completion_span(prompt: PromptEncoding, completion: Generation, text: str) -> Span:
     """Where `completion` will stand in the row, and how it ended."""
-    start = len(prompt.token_ids)
+    start = len(prompt.row)
     return Span(
         start=start,
         end=start + len(completion.token_ids),
@@ -187,35 +191,26 @@ def completion_span(prompt: PromptEncoding, completion: Generation, text: str) -
     )
 
 
-def join_prompt_and_completion(
-    prompt: PromptEncoding,
-    completion: Generation,
-    *,
-    full_text: str,
-    metadata: Mapping[str, Any],  # Any: JSON values
-    checked: bool = False,
-) -> SequenceNode:
+def completed_row(prompt: PromptEncoding, completion: Generation, *, checked: bool = False) -> RowPart:
     """One training record: the prompt masked, the completion kept.
 
     Shapes: prompt P tokens, completion C tokens, result T = P + C. Positions of earlier completions inside the
     prompt stay unmasked.
 
     Args:
-        checked: the completion is one of a reply that is `checked`. Every position of the prompt is masked by
-            construction, or was checked when it was sampled, so that nothing is left for the row's own check to find.
+        checked: the completion is one of a reply that is `checked`. The prompt is masked by construction, or was
+            checked when it was sampled, so that nothing is left to be found.
 
     Raises:
         AlignmentError: `completion.logprobs` does not have exactly C entries, or a value breaks the row's rule.
     """
-    if len(completion.logprobs) != len(completion.token_ids):
-        raise AlignmentError(
-            f"a completion has {len(completion.logprobs)} logprobs for {len(completion.token_ids)} tokens"
-        )
-    make = SequenceNode.of_checked if checked else SequenceNode
-    return make(
-        full_text=full_text,
-        tokens=[*prompt.token_ids, *completion.token_ids],
-        masked_tokens=prompt.masks_with(completion.token_ids),
-        logprobs=prompt.logprobs_with(completion.logprobs),
-        metadata=dict(metadata),
-    )
+    ids, logprobs = completion.token_ids, completion.logprobs
+    if len(logprobs) != len(ids):
+        raise AlignmentError(f"a completion has {len(logprobs)} logprobs for {len(ids)} tokens")
+    if not checked:
+        try:
+            alone = SequenceNode(full_text="", tokens=list(ids), masked_tokens=list(ids), logprobs=list(logprobs))
+        except AlignmentError as error:
+            raise AlignmentError(f"a completion that begins at position {len(prompt.row)}: {error}") from error
+        ids, logprobs = alone.tokens, alone.logprobs
+    return RowPart(prompt.row, ids, logprobs)

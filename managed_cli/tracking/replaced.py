@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import operator
-from typing import Any
-
 from managed_cli.node import SequenceNode
 from managed_cli.tracking.masking import TrackedNode
 
-KEPT = ("node_id", "spans", "end_token_text", "conversation", "tools", "unwritten")
-"""What a replaced node holds itself: no list and no text of the whole conversation is among it."""
+KEPT = ("node_id", "row", "metadata", "spans", "end_token_text", "conversation", "tools", "unwritten")
+"""What a replaced node holds itself: no text of the whole conversation is among it, and its row is a part of that."""
 
 
 class ReplacedNode(TrackedNode):
@@ -19,31 +16,23 @@ class ReplacedNode(TrackedNode):
         by: that node.
     """
 
-    __slots__ = ("_length", "_metadata", "_texts", "by")
+    __slots__ = ("_texts", "by")
 
     by: TrackedNode
-    _length: int
-    _metadata: dict[str, Any]  # Any: JSON values
     _texts: tuple[str | int, str | int, str | int]
 
     @classmethod
     def of(cls, was: TrackedNode, by: TrackedNode) -> ReplacedNode | None:
-        """`was` as the beginning of `by`; None where `by` is no extension of it.
-
-        An extension has the spans of its parent, and is made of the parent's arrays. To compare these, too, took a
-        twelfth of a long conversation's time.
-        """
-        length, old, new = len(was.node.tokens), was.node, by.node
-        if len(by.spans) <= len(was.spans) or not all(map(operator.is_, was.spans, by.spans)):
+        """`was` as the beginning of `by`; None where `by` is no extension of it."""
+        prompt = by.row.before
+        if prompt is None or prompt.before is not was.row:
             return None
         replaced = cls.__new__(cls)
         for name in KEPT:
             object.__setattr__(replaced, name, getattr(was, name))
         object.__setattr__(replaced, "by", by)
-        object.__setattr__(replaced, "_length", length)
-        object.__setattr__(replaced, "_metadata", old.metadata)
         texts = (
-            _shared(old.full_text, new.full_text),
+            _shared(was.full_text, by.full_text),
             _shared(was.prompt_text, by.prompt_text),
             _shared(was.continued_text, by.prompt_text),
         )
@@ -77,7 +66,7 @@ class ReplacedNode(TrackedNode):
     @property
     def full_text(self) -> str:
         """`decode` of its tokens."""
-        return _beginning(self._texts[0], self.by.node.full_text)
+        return _beginning(self._texts[0], self.by.full_text)
 
     @property
     def prompt_text(self) -> str:
@@ -92,14 +81,7 @@ class ReplacedNode(TrackedNode):
     @property
     def node(self) -> SequenceNode:
         """The row that it was."""
-        row, length = self.by.node, self._length
-        return SequenceNode.of_checked(
-            full_text=self.full_text,
-            tokens=row.tokens[:length],
-            masked_tokens=row.masked_tokens[:length],
-            logprobs=row.logprobs[:length],
-            metadata=self._metadata,
-        )
+        return self.row.node(self.full_text, self.metadata)
 
 
 def _shared(text: str, longer: str) -> str | int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
@@ -10,7 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from managed_cli.tracking.extension import FORK_REASONS, plan_prompt, plan_verbatim, with_placeholder
-from managed_cli.tracking.masking import TrackedNode, completion_span, join_prompt_and_completion, root_prompt
+from managed_cli.tracking.masking import TrackedNode, completed_row, completion_span, root_prompt
+from managed_cli.tracking.row_part import RowPart
 from managed_cli.types import Generation
 
 END = "¶"
@@ -62,7 +64,9 @@ def node_of(prompt: str, sampled: str, *, node_id: str = "0.0", shown: str | Non
     text = sampled.removesuffix(end) if shown is None else shown
     return TrackedNode(
         node_id,
-        join_prompt_and_completion(root, completion, full_text=prompt + sampled, metadata={}),
+        completed_row(root, completion),
+        prompt + sampled,
+        {},
         (completion_span(root, completion, text),),
         prompt,
         prompt + sampled,
@@ -122,8 +126,7 @@ def test_a_node_that_shows_nothing_is_extended_only_where_its_end_token_is_writt
 
 def test_ids_that_do_not_spell_the_prompt_are_not_sent() -> None:
     node = node_of("q", "a")
-    node.node.tokens[1] = ord("b")
-    node.node.masked_tokens[1] = ord("b")
+    node = dataclasses.replace(node, row=RowPart(node.row.before, [ord("b")], [-1.0]))
     found = plan_prompt("qa more", [node], LETTERS)
     assert LETTERS.decode(found.token_ids) == "qa more"
     assert (found.parent, found.fork_reason) == (None, "text_mismatch")

@@ -14,9 +14,9 @@ from managed_cli.node import SequenceNode
 from managed_cli.tracking.masking import (
     PromptEncoding,
     TrackedNode,
+    completed_row,
     completion_span,
     extended_prompt,
-    join_prompt_and_completion,
     root_prompt,
 )
 from managed_cli.types import IGNORED_TOKEN_ID, MASKED_LOGPROB, Generation
@@ -32,9 +32,8 @@ def generation(pairs: list[tuple[int, float]], **facts: object) -> Generation:
 
 
 def tracked(prompt: PromptEncoding, completion: Generation) -> TrackedNode:
-    node = join_prompt_and_completion(prompt, completion, full_text="", metadata={})
     spans = (*prompt.spans, completion_span(prompt, completion, ""))
-    return TrackedNode("0.0", node, spans, prompt.text, "", "")
+    return TrackedNode("0.0", completed_row(prompt, completion), "", {}, spans, prompt.text, "", "", sent=prompt.sent)
 
 
 @given(TURNS)
@@ -66,13 +65,13 @@ def test_logprobs_of_another_length_are_refused(
         return
     bad = Generation(token_ids=whole.token_ids, logprobs=wrong, text="", finish_reason="stop")
     with pytest.raises(AlignmentError, match=f"{len(wrong)} logprobs for {len(whole.token_ids)} tokens"):
-        join_prompt_and_completion(root_prompt("", prompt), bad, full_text="", metadata={})
+        completed_row(root_prompt("", prompt), bad)
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), 0.5])
 def test_a_logprob_that_is_none_is_refused(value: float) -> None:
     with pytest.raises(AlignmentError):
-        join_prompt_and_completion(root_prompt("", [1]), generation([(2, value)]), full_text="", metadata={})
+        completed_row(root_prompt("", [1]), generation([(2, value)]))
 
 
 def test_a_node_of_checked_values_is_the_node_that_pydantic_makes() -> None:
@@ -89,7 +88,7 @@ def test_a_node_of_checked_values_is_the_node_that_pydantic_makes() -> None:
 
 
 def test_a_logprob_of_zero_is_one() -> None:
-    node = join_prompt_and_completion(root_prompt("", [1]), generation([(2, 0.0)]), full_text="", metadata={})
+    node = tracked(root_prompt("", [1]), generation([(2, 0.0)])).node
     assert node.logprobs == [MASKED_LOGPROB, 0.0]
 
 

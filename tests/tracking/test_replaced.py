@@ -5,9 +5,9 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from managed_cli.node import SequenceNode
 from managed_cli.tracking.masking import Span, TrackedNode
 from managed_cli.tracking.replaced import ReplacedNode
+from managed_cli.tracking.row_part import RowPart
 from managed_cli.tracking.trackers import NodeTracker
 
 FIELDS = ("node_id", "spans", "prompt_text", "continued_text", "full_text", "end_token_text", "unwritten", "shown_text")
@@ -24,24 +24,17 @@ def extension_of(
         written: the prompt's text has the parent's end token.
         handed_back: the prompt's text is the parent's full text, and not the prompt that it was given.
     """
-    tokens = [] if parent is None else list(parent.node.tokens)
-    masks = [] if parent is None else list(parent.node.masked_tokens)
-    logprobs = [] if parent is None else list(parent.node.logprobs)
     before, spelled, spans = "", "", ()
     if parent is not None:
         before = parent.full_text if handed_back else parent.continued_text
         before = before if written else before.removesuffix(END)
         spelled, spans = parent.full_text, parent.spans
     prompt_text = before + text
-    tokens += [1, 2, END_ID]
-    masks += [-100, 2, END_ID]
-    logprobs += [1.0, -0.5, -0.25]
+    row = RowPart(RowPart(None if parent is None else parent.row, [1]), [2, END_ID], [-0.5, -0.25])
     full_text = spelled + text + text + END
-    node = SequenceNode(
-        full_text=full_text, tokens=tokens, masked_tokens=masks, logprobs=logprobs, metadata={"number": number}
-    )
-    span = Span(len(tokens) - 2, len(tokens), text, "stop")
-    return TrackedNode(f"{number}.0", node, (*spans, span), prompt_text, prompt_text + text + END, END)
+    span = Span(len(row) - 2, len(row), text, "stop")
+    facts = {"number": number}
+    return TrackedNode(f"{number}.0", row, full_text, facts, (*spans, span), prompt_text, prompt_text + text + END, END)
 
 
 def facts_of(node: TrackedNode) -> tuple[object, ...]:

@@ -21,7 +21,8 @@ def test_after_any_number_of_turns_it_is_the_json_of_all_ids(turns: list[list[in
     sent, ids = SentPrompt([]), list[int]()
     for turn in turns:
         ids = [*ids, *turn]
-        sent = SentPrompt.following(sent, ids)
+        sent = sent.followed_by(turn)
+        assert len(sent) == len(ids)
         assert bytes(sent.raw) == msgspec.json.encode(ids)
         assert list(sent) == ids
         assert sent == SentPrompt(ids)
@@ -33,7 +34,7 @@ def test_after_any_number_of_turns_it_is_the_json_of_all_ids(turns: list[list[in
 def test_an_id_outside_the_vocabulary_is_found_wherever_it_is(wrong: int) -> None:
     first = SentPrompt([1, 2, 3])
     assert ids_within(first, 49)
-    assert not ids_within(SentPrompt.following(first, [1, 2, 3, wrong]), 49)
+    assert not ids_within(first.followed_by([wrong]), 49)
     assert not ids_within(SentPrompt([wrong, 2]), 49)
     assert not ids_within([1, wrong], 49)
 
@@ -41,7 +42,7 @@ def test_an_id_outside_the_vocabulary_is_found_wherever_it_is(wrong: int) -> Non
 def test_what_is_known_of_one_vocabulary_says_nothing_of_another() -> None:
     first = SentPrompt([1, 60, 3])
     assert ids_within(first, math.inf)
-    later = SentPrompt.following(first, [1, 60, 3, 4])
+    later = first.followed_by([4])
     assert not ids_within(later, 49)
     assert ids_within(later, 60)
 

@@ -8,14 +8,14 @@ from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invariant, rule
 
 from managed_cli.errors import ContextClosed
-from managed_cli.node import SequenceNode
 from managed_cli.tracking.masking import Span, TrackedNode
+from managed_cli.tracking.row_part import RowPart
 from managed_cli.tracking.trackers import NodeTracker, Ticket
 
 
 def tracked(node_id: str) -> TrackedNode:
-    node = SequenceNode(full_text=node_id, tokens=[1], masked_tokens=[1], logprobs=[-1.0], metadata={"id": node_id})
-    return TrackedNode(node_id, node, (Span(0, 1, "x", "stop"),), "", node_id, "")
+    row = RowPart(None, [1], [-1.0])
+    return TrackedNode(node_id, row, node_id, {"id": node_id}, (Span(0, 1, "x", "stop"),), "", node_id, "")
 
 
 class Tracking(RuleBasedStateMachine):
