@@ -6,6 +6,7 @@ and looked at for an earlier turn is taken over.
 
 from __future__ import annotations
 
+import secrets
 from collections.abc import Iterator, Sequence
 from typing import overload
 
@@ -13,6 +14,15 @@ import msgspec
 
 NO_ECHO = msgspec.Raw(b"null")
 """What stands for an echo that a reply does not have."""
+
+AS_SENT = msgspec.Raw(msgspec.json.encode(secrets.token_hex()))
+"""Stands for an echo that was cut out of a reply because it was what had been sent; no server can send it."""
+
+ECHO_KEY = b'"prompt_token_ids":'
+"""Goes before an echo, and nowhere else in JSON: within a string, its quotes would have backslashes."""
+
+LONG_ECHO_BYTES = 4096
+"""Shorter echoes stay in the reply: there, looking for them takes as long as decoding them."""
 
 
 class SentPrompt(Sequence[int]):
@@ -23,10 +33,11 @@ class SentPrompt(Sequence[int]):
         checked: how many of the first ids are known to lie from 0 to `highest`.
     """
 
-    __slots__ = ("_added", "_ids", "_length", "checked", "highest", "raw")
+    __slots__ = ("_added", "_ids", "_json", "_length", "checked", "highest", "raw")
 
     def __init__(self, ids: Sequence[int]) -> None:
-        self.raw = msgspec.Raw(msgspec.json.encode(ids))
+        self._json = msgspec.json.encode(ids)
+        self.raw = msgspec.Raw(self._json)
         self.checked = 0
         self.highest = -1.0
         self._ids: Sequence[int] | None = ids
@@ -44,10 +55,10 @@ class SentPrompt(Sequence[int]):
             return SentPrompt(added)
         sent = SentPrompt(added)
         if added:
-            written, more = memoryview(self.raw), memoryview(sent.raw)
-            sent.raw = msgspec.Raw(b"".join((written[:-1], b",", more[1:])))
+            sent._json = b"".join((memoryview(self._json)[:-1], b",", memoryview(sent._json)[1:]))
         else:
-            sent.raw = self.raw
+            sent._json = self._json
+        sent.raw = msgspec.Raw(sent._json)
         sent.checked, sent.highest = self.checked, self.highest
         sent._ids = None
         sent._length = self._length + len(added)
@@ -57,7 +68,7 @@ class SentPrompt(Sequence[int]):
     def ids(self) -> Sequence[int]:
         """[P]; read off `raw` where nobody has needed them before."""
         if self._ids is None:
-            self._ids = msgspec.json.decode(self.raw, type=list[int])
+            self._ids = msgspec.json.decode(self._json, type=list[int])
         return self._ids
 
     def unchecked(self, highest: float) -> Sequence[int]:
@@ -66,6 +77,23 @@ class SentPrompt(Sequence[int]):
         if known == self._length - len(self._added):
             return self._added
         return self.ids[known:]
+
+    def cut_from(self, body: bytes) -> bytes:
+        """A reply with `AS_SENT` in place of every long echo of exactly these ids.
+
+        A decoder looks at each digit of an echo that a turn of a long conversation consists of; here it is compared.
+        """
+        if 2 * len(self._json) < max(len(body), 2 * LONG_ECHO_BYTES):
+            return body
+        kept: list[memoryview | msgspec.Raw] = []
+        begin, at = 0, body.find(ECHO_KEY)
+        while at >= 0:
+            at += len(ECHO_KEY)
+            if body.startswith(self._json, at):
+                kept += (memoryview(body)[begin:at], AS_SENT)
+                begin = at = at + len(self._json)
+            at = body.find(ECHO_KEY, at)
+        return b"".join((*kept, memoryview(body)[begin:])) if kept else body
 
     def __len__(self) -> int:
         return self._length

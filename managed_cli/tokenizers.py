@@ -22,6 +22,7 @@ import jinja2
 from managed_cli.backends._http import SyncHttpClient
 from managed_cli.errors import InputError, TokenizerError
 from managed_cli.quick_encoder import Encode, quick_encoder
+from managed_cli.quick_template import WriteChat, quick_template
 from managed_cli.token_table import TokenTable, token_table
 from managed_cli.tokenizer_files import asks_for_bos, generation_end_tokens, raw_tokenizer
 from managed_cli.tracking.extension import ANSWER_PLACEHOLDER
@@ -172,6 +173,10 @@ class HuggingFaceTokenizer(_PromptsWithBos):
             )
         )
 
+    @cached_property
+    def _write_chat(self) -> WriteChat:
+        return quick_template(self._tokenizer, TEMPLATE_REFUSALS)
+
     def render_chat(
         self,
         messages: Sequence[Message],
@@ -193,14 +198,7 @@ class HuggingFaceTokenizer(_PromptsWithBos):
             )
 
         def written(conversation: Sequence[Message], opening: bool) -> str:
-            return str(
-                self._tokenizer.apply_chat_template(
-                    [dict(message) for message in conversation],
-                    tools=list(tools) if tools else None,
-                    add_generation_prompt=opening,
-                    tokenize=False,
-                )
-            )
+            return self._write_chat(conversation, opening, tools)
 
         try:
             return _rendered(written, messages, add_generation_prompt, continue_final_message)

@@ -29,7 +29,7 @@ from managed_cli.errors import (
     ServerRefused,
     ServerUnreachable,
 )
-from managed_cli.sent_prompt import NO_ECHO, SentPrompt
+from managed_cli.sent_prompt import AS_SENT, NO_ECHO, SentPrompt
 from managed_cli.types import (
     LOGPROB_TOLERANCE,
     Generation,
@@ -306,7 +306,7 @@ class HttpBackend:
 
     def check_echo(self, sent: SentPrompt, echoed: msgspec.Raw, *, choice: int | None = None) -> None:
         """Raise ServerContractError unless the server worked on exactly the ids that were sent."""
-        if echoed == sent.raw:
+        if echoed in (sent.raw, AS_SENT):
             return
         if echoed == NO_ECHO:
             raise ServerContractError(f"{self.label} did not say which prompt ids it used")

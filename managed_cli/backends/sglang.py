@@ -265,7 +265,7 @@ class SGLangBackend(HttpBackend):
         sent = SentPrompt.of(prompt_ids)
         reply = await self.http.post("/generate", self._payload(sent, sampling))
         # An object for one choice, a list for several.
-        decoded = self.http.decode(reply.body, _Reply | list[_Reply], what="a completion")  # type: ignore[arg-type] # mypy takes a union for no type
+        decoded = self.http.decode(sent.cut_from(reply.body), _Reply | list[_Reply], what="a completion")  # type: ignore[arg-type] # mypy takes a union for no type
         replies: list[_Reply] = decoded if isinstance(decoded, list) else [decoded]
         for choice in replies:
             self._check_prompt(sent, choice)

@@ -235,7 +235,7 @@ class VLLMBackend(HttpBackend):
     async def _generate(self, prompt_ids: Sequence[int], sampling: SamplingParams) -> GenerationReply:
         sent = SentPrompt.of(prompt_ids)
         reply = await self.http.post("/v1/completions", self._payload(sent, sampling))
-        sampled = self.http.decode(reply.body, _Sampled, what="a completion")
+        sampled = self.http.decode(sent.cut_from(reply.body), _Sampled, what="a completion")
         if sampled.model is not None and sampled.model not in self._served:
             raise ServerContractError(f"{self.label} answered with the model {sampled.model!r}, which it does not list")
         choices = sampled.choices

@@ -16,7 +16,7 @@ from managed_cli.tracking.masking import (
     completed_row,
     completion_span,
 )
-from managed_cli.tracking.messages import answered
+from managed_cli.tracking.messages import answered, is_plain
 from managed_cli.types import GenerationReply, Message, Tokenizer
 
 MetadataOf = Callable[[Sequence[Span], str, int], dict[str, Any]]  # Any: JSON values
@@ -43,8 +43,8 @@ class Chat:
 
 
 def _copied(message: Message) -> Message:
-    """A message of its own: one of texts alone, as most are, in a tenth of a deep copy's time."""
-    return dict(message) if all(type(value) is str for value in message.values()) else copy.deepcopy(message)
+    """A message of its own: a plain one in a tenth of a deep copy's time."""
+    return dict(message) if is_plain(message) else copy.deepcopy(message)
 
 
 def tracked_nodes(
@@ -77,11 +77,8 @@ def _tracked_node(
     shown = shown_text(completion, reply.sampling, tokenizer)
     full_text = continued_text(prompt_spelled, prompt.row, completion.token_ids, tokenizer)
     # Where the text of the whole is not the text of its parts (a split character), take the parts.
-    added = (
-        full_text[len(prompt_spelled) :]
-        if full_text.startswith(prompt_spelled)
-        else text_after_text(completion.token_ids, tokenizer)
-    )
+    in_parts = full_text.startswith(prompt_spelled)
+    added = full_text[len(prompt_spelled) :] if in_parts else text_after_text(completion.token_ids, tokenizer)
     end_text = "" if completion.end_token_id is None else tokenizer.decode([completion.end_token_id])
     spans = (*prompt.spans, completion_span(prompt, completion, shown))
     return TrackedNode(
@@ -91,7 +88,7 @@ def _tracked_node(
         metadata=metadata_of(spans, node_id, index),
         spans=spans,
         prompt_text=prompt.text,
-        continued_text=prompt.text + added,
+        continued_text=full_text if in_parts and prompt.text == prompt_spelled else prompt.text + added,
         end_token_text=end_text if added.endswith(end_text) else "",
         conversation=answered(chat.messages, shown) if chat else None,
         tools=chat.tools if chat else (),

@@ -233,7 +233,7 @@ def plan_verbatim(
         rendered = render(with_placeholder(conversation, length))
         if rendered.count(ANSWER_PLACEHOLDER) != 1:
             continue
-        after = rendered.rpartition(ANSWER_PLACEHOLDER)[2]
+        after = rendered[rendered.rindex(ANSWER_PLACEHOLDER) + len(ANSWER_PLACEHOLDER) :]
         suffix = _without_end_of_turn(after, tokenizer) if node.end_token_text else after
         kept = node.full_text
         for suffix_ids in _suffix_encodings(suffix, node, tokenizer, after_end_token=True):

@@ -15,6 +15,11 @@ PART_SEPARATOR = "\n"
 """Stands between the text parts of one content."""
 
 
+def is_plain(message: Message) -> bool:
+    """Whether the message is a role and a content, both strings, as most are."""
+    return len(message) == 2 and type(message.get("role")) is str and type(message.get("content")) is str
+
+
 def content_text(content: object) -> str:
     """The text of a message's content: itself, its text parts joined, or nothing where it has none."""
     flat = flat_content(content)
@@ -33,6 +38,8 @@ def flat_content(content: object) -> object:
 def flat_message(message: Message) -> dict[str, Any]:  # Any: what chat templates read
     """The message, with its content as a string where it has only text, or none: many templates cannot take None."""
     content = message.get("content")
+    if isinstance(content, str) and isinstance(message, dict):
+        return message
     return {**message, "content": "" if content is None else flat_content(content)}
 
 

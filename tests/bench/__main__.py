@@ -59,7 +59,7 @@ def flat(options: argparse.Namespace) -> Found:
 
 def turns(options: argparse.Namespace) -> Found:
     """Whether a token costs the same in conversations of 8, 16 and 32 turns, which have up to 34 thousand tokens."""
-    return growing_conversations(say)
+    return growing_conversations(options.repeats, say)
 
 
 def start(options: argparse.Namespace) -> Found:

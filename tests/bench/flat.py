@@ -25,7 +25,7 @@ TURN_TOKENS = 512
 """Sampled in each turn; the question before it has about as many."""
 
 QUESTION = "Go on, and say why every step of it holds. " * 46
-CONVERSATIONS = {8: 128, 16: 64, 32: 32}
+CONVERSATIONS = {8: 512, 16: 256, 32: 128}
 """Turns → conversations, of the same number of turns in all."""
 
 IN_FLIGHT = 32
@@ -71,18 +71,21 @@ def growing_runs(largest: int, told: Callable[[str], None]) -> tuple[str, list[S
     return markdown(["samples", "CPU ms / row, without start", against, "peak MB", against], rows), found
 
 
-def growing_conversations(told: Callable[[str], None]) -> tuple[str, list[Sized]]:
-    """Chats of 8, 16 and 32 turns, up to 32 thousand tokens: CPU per token of a row, beside `floor_turns.py`."""
-    found: list[Sized] = []
-    floors: list[Sized] = []
-    programs = [(found, conversations), (floors, conversations_at_the_floor)]
+def growing_conversations(repeats: int, told: Callable[[str], None]) -> tuple[str, list[Sized]]:
+    """Chats of 8, 16 and 32 turns, up to 32 thousand tokens: CPU per token of a row, beside `floor_turns.py`.
+
+    The least of the repeats; in each, every length is run once, so that a busy minute does not fall on one alone.
+    """
+    programs = [conversations, conversations_at_the_floor]
+    costs: list[dict[int, list[tuple[Cost, int]]]] = [{turns: [] for turns in (1, *CONVERSATIONS)} for _ in programs]
     with workplace() as directory, replay_server("vllm", tokenizer_directory(), f"1x{TURN_TOKENS}") as url:
-        starts = [run(url, Path(directory), 1, 1)[0] for _, run in programs]
-        for turns, count in CONVERSATIONS.items():
-            for start, (each, run) in zip(starts, programs, strict=True):
-                cost, tokens = min((run(url, Path(directory), turns, count) for _ in range(2)), key=lambda r: r[0].cpu)
-                told(f"{run.__name__}: {count} of {turns} turns, {tokens:,} tokens: {cost.cpu:.2f} s of CPU")
-                each.append(Sized(turns, tokens, cost.cpu - start.cpu, cost.peak_mb))
+        for _ in range(repeats):
+            for turns, count in ((1, 1), *CONVERSATIONS.items()):
+                for known, run in zip(costs, programs, strict=True):
+                    cost, tokens = run(url, Path(directory), turns, count)
+                    told(f"{run.__name__}: {count} of {turns} turns, {tokens:,} tokens: {cost.cpu:.2f} s of CPU")
+                    known[turns].append((cost, tokens))
+    found, floors = ([_without_start(known, turns) for turns in CONVERSATIONS] for known in costs)
     rows = [
         [
             one.size,
@@ -99,6 +102,13 @@ def growing_conversations(told: Callable[[str], None]) -> tuple[str, list[Sized]
     against = f"x that of {found[0].size}"
     columns = ["turns", "tokens of a row", "CPU s / 10^6 tokens, without start", against]
     return markdown([*columns, "floor", against, "x floor", "peak MB"], rows), found
+
+
+def _without_start(known: dict[int, list[tuple[Cost, int]]], turns: int) -> Sized:
+    """The least cost of these conversations, less that of a single turn."""
+    start = min(cost.cpu for cost, _ in known[1])
+    cost, tokens = min(known[turns], key=lambda entry: entry[0].cpu)
+    return Sized(turns, tokens, cost.cpu - start, cost.peak_mb)
 
 
 def conversations_at_the_floor(url: str, where: Path, turns: int, count: int) -> tuple[Cost, int]:
