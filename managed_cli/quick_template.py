@@ -75,7 +75,7 @@ def quick_template(tokenizer: Any, refusals: tuple[type[Exception], ...]) -> Wri
         tools: Sequence[Mapping[str, Any]] | None = None,  # Any: JSON schemas
     ) -> str:
         # Whoever shares this tokenizer may have given it another template.
-        if tools or tokenizer.chat_template is not template or not all(map(is_plain, messages)):
+        if tools or not messages or tokenizer.chat_template is not template or not all(map(is_plain, messages)):
             return write(messages, opening, tools)
         names = tokenizer.special_tokens_map
         return str(

@@ -109,7 +109,7 @@ def replied_bytes(kind: Kind, body: bytes, *, n: int | None = None, **config: An
         return await backend.generate(kind.prompt, SamplingParams(n=n or kind.n, max_tokens=longest))
 
     with replaying(kind.routes(Answer(body))) as server:
-        return ask(kind.backend, server, generate, context_length=1024, **config)
+        return ask(kind.backend, server, generate, **{"context_length": 1024, **config})
 
 
 def changed(kind: Kind, change: Callable[[Json], object]) -> Json:
@@ -295,3 +295,41 @@ def test_half_a_reply_is_refused(kind: Kind) -> None:
     body = json.dumps(kind.reply).encode()
     with pytest.raises(ServerContractError, match=r"cannot be read: Input data was truncated"):
         replied_bytes(kind, body[: len(body) // 2])
+
+
+LONG_PROMPT = list(range(10_000, 11_000))
+"""Its echo is longer than anything else in a reply, and is looked for there before the reply is decoded."""
+
+LONG_ECHOES: list[tuple[str, list[int] | None, str | None]] = [
+    ("as sent", LONG_PROMPT, None),
+    ("another first id", [9, *LONG_PROMPT[1:]], "1000 ids for 1000, first difference at position 0"),
+    ("another last id", [*LONG_PROMPT[:-1], 9], "1000 ids for 1000, first difference at position 999"),
+    ("an id more", [*LONG_PROMPT, 9], "1001 ids for 1000, first difference at position 1000"),
+    ("an id less", LONG_PROMPT[:-1], "999 ids for 1000, first difference at position 999"),
+    ("twice", LONG_PROMPT * 2, "2000 ids for 1000, first difference at position 1000"),
+    ("null", None, "sent no token ids|did not say which prompt ids"),
+]
+
+
+@pytest.mark.parametrize("separators", [(",", ":"), (", ", ": ")], ids=["compact", "with spaces"])
+@pytest.mark.parametrize(("echo", "message"), [each[1:] for each in LONG_ECHOES], ids=[each[0] for each in LONG_ECHOES])
+@pytest.mark.parametrize("name", ["vllm", "sglang"])
+def test_a_long_echo_is_compared_to_the_last_id(
+    name: str, echo: list[int] | None, message: str | None, separators: tuple[str, str]
+) -> None:
+    kind = KINDS[name]
+    reply = (
+        {**kind.reply, "choices": [dict(kind.reply["choices"][0])]} if name == "vllm" else copy.deepcopy(kind.reply[0])
+    )
+    (reply["choices"][0] if name == "vllm" else reply)["prompt_token_ids"] = echo
+    if name == "sglang":
+        reply["meta_info"]["prompt_tokens"] = len(LONG_PROMPT)
+        if echo is None:
+            message = None  # older ones echo only the length
+    body = json.dumps(reply, separators=separators).encode()
+    long = dataclasses.replace(kind, prompt=LONG_PROMPT)
+    if message is None:
+        assert len(replied_bytes(long, body, n=1, context_length=2048).choices) == 1
+        return
+    with pytest.raises(ServerContractError, match=message):
+        replied_bytes(long, body, n=1, context_length=2048)
