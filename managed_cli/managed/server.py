@@ -255,7 +255,7 @@ class ManagedServer:
 
     def _plan_text(self, prompt: str, nodes: Sequence[TrackedNode]) -> PromptEncoding:
         text = self.tokenizer.prompt_text(prompt)
-        return plan_prompt(text, nodes, self.tokenizer, root_ids=self.tokenizer.encode_prompt(prompt))
+        return plan_prompt(text, nodes, self.tokenizer, root_ids=lambda: self.tokenizer.encode_prompt(prompt))
 
     def _plan_chat(self, chat: Chat, nodes: Sequence[TrackedNode], tokenizer: Tokenizer) -> PromptEncoding:
         messages, tools = chat.messages, chat.tools

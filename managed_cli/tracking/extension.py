@@ -16,6 +16,7 @@ Rules:
 
 from __future__ import annotations
 
+import bisect
 import dataclasses
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any
@@ -65,13 +66,13 @@ def plan_prompt(
     nodes: Sequence[TrackedNode],
     tokenizer: Tokenizer,
     *,
-    root_ids: Sequence[int] | None = None,
+    root_ids: Callable[[], Sequence[int]] | None = None,
     conversation: Sequence[Message] | None = None,
 ) -> PromptEncoding:
     """The ids to send for `text`: an extension of one of `nodes` (oldest first), or a new root.
 
     Args:
-        root_ids: ids of the text where it starts a new sequence; None encodes it as a rendered prompt.
+        root_ids: gives the ids of the text where it starts a new sequence; None encodes it as a rendered prompt.
         conversation: the messages behind `text`, for a chat.
     """
     related = [node for node in nodes if _may_continue(node, conversation)]
@@ -84,7 +85,7 @@ def plan_prompt(
         mismatched.append(match.node)
     fork = _fork(text, related, mismatched, conversation, kept=prompt.parent if prompt else None)
     if prompt is None:
-        prompt = root_prompt(text, tokenizer.encode_rendered(text) if root_ids is None else root_ids)
+        prompt = root_prompt(text, tokenizer.encode_rendered(text) if root_ids is None else root_ids())
     return prompt if fork is None else msgspec.structs.replace(prompt, fork_of=fork[0], fork_reason=fork[1])
 
 
@@ -94,15 +95,21 @@ def _may_continue(node: TrackedNode, conversation: Sequence[Message] | None) -> 
     return holds_answer(node.conversation, conversation)
 
 
-def _matches(text: str, nodes: Sequence[TrackedNode], conversation: Sequence[Message] | None) -> list[_Match]:
-    """Every candidate by rules 1 and 4, in the order of rule 2."""
-    found: list[tuple[int, bool, int, _Match]] = []
-    for age, node in enumerate(nodes):
+def _matches(text: str, nodes: Sequence[TrackedNode], conversation: Sequence[Message] | None) -> Iterator[_Match]:
+    """Every candidate by rules 1 and 4, in the order of rule 2.
+
+    A node that reaches no further than a candidate that was found is looked at when that one did not do: of a long
+    conversation, mostly only the newest turn is compared with the prompt.
+    """
+    found: list[tuple[int, bool, int, _Match]] = []  # in order, the best one last
+    for age, node in sorted(enumerate(nodes), key=lambda entry: entry[1].reach, reverse=True):
+        while found and found[-1][0] > node.reach:
+            yield found.pop()[-1]
         match = _match(text, node, answer_goes_on=_answer_goes_on(node, conversation))
         if match is not None:
-            found.append((match.matched, match.end_token_written, age, match))
-    found.sort(key=lambda entry: entry[:3], reverse=True)
-    return [entry[-1] for entry in found]
+            bisect.insort(found, (match.matched, match.end_token_written, age, match), key=lambda entry: entry[:3])
+    for entry in reversed(found):
+        yield entry[-1]
 
 
 def _answer_goes_on(node: TrackedNode, conversation: Sequence[Message] | None) -> bool:
@@ -182,7 +189,7 @@ def _fork(
         reason = TEXT_MISMATCH if node in mismatched else _lost_reason(text, node, conversation)
         if reason is not None:
             messages = 0 if conversation is None else len(node.conversation or ())
-            lost.append(((messages, len(node.shown_text)), age, node.node_id, reason))
+            lost.append(((messages, node.shown_length), age, node.node_id, reason))
     return max(lost)[2:] if lost else None
 
 
@@ -190,7 +197,7 @@ def _reaches_beyond(node: TrackedNode, kept: TrackedNode) -> bool:
     """Whether `node` holds more of the conversation than `kept`."""
     if node.conversation is not None and kept.conversation is not None:
         return len(node.conversation) > len(kept.conversation)
-    return len(node.shown_text) > len(kept.shown_text)
+    return node.shown_length > kept.shown_length
 
 
 def _lost_reason(text: str, node: TrackedNode, conversation: Sequence[Message] | None) -> str | None:

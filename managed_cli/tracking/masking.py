@@ -144,6 +144,16 @@ class TrackedNode:
         """Prompt and completion as a person was given them."""
         return self.prompt_text + self.last_span.text
 
+    @property
+    def shown_length(self) -> int:
+        """Characters of `shown_text`."""
+        return len(self.prompt_text) + len(self.last_span.text)
+
+    @property
+    def reach(self) -> int:
+        """Characters of the longest text that a prompt which continues this node begins with."""
+        return max(len(self.continued_text), len(self.full_text))
+
 
 def root_prompt(text: str, token_ids: Sequence[int]) -> PromptEncoding:
     """A prompt in which nothing was sampled: every position masked."""

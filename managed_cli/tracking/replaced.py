@@ -79,6 +79,16 @@ class ReplacedNode(TrackedNode):
         return _beginning(self._texts[2], self.by.prompt_text)
 
     @property
+    def shown_length(self) -> int:
+        """Characters of `shown_text`."""
+        return _length(self._texts[1]) + len(self.last_span.text)
+
+    @property
+    def reach(self) -> int:
+        """Characters of the longest text that a prompt which continues this node begins with."""
+        return max(_length(self._texts[2]), _length(self._texts[0]))
+
+    @property
     def node(self) -> SequenceNode:
         """The row that it was."""
         return self.row.node(self.full_text, self.metadata)
@@ -91,3 +101,7 @@ def _shared(text: str, longer: str) -> str | int:
 
 def _beginning(text: str | int, longer: str) -> str:
     return text if isinstance(text, str) else longer[:text]
+
+
+def _length(text: str | int) -> int:
+    return len(text) if isinstance(text, str) else text

@@ -133,7 +133,7 @@ def test_ids_that_do_not_spell_the_prompt_are_not_sent() -> None:
 
 
 def test_the_ids_of_a_root_are_those_that_were_given() -> None:
-    assert plan_prompt("x", [], LETTERS, root_ids=[7, 8]).token_ids == [7, 8]
+    assert plan_prompt("x", [], LETTERS, root_ids=lambda: [7, 8]).token_ids == [7, 8]
 
 
 @given(

@@ -11,6 +11,7 @@ from managed_cli.tracking.row_part import RowPart
 from managed_cli.tracking.trackers import NodeTracker
 
 FIELDS = ("node_id", "spans", "prompt_text", "continued_text", "full_text", "end_token_text", "unwritten", "shown_text")
+LENGTHS = ("shown_length", "reach")
 END = "<end>"
 END_ID = 9
 
@@ -38,7 +39,7 @@ def extension_of(
 
 
 def facts_of(node: TrackedNode) -> tuple[object, ...]:
-    return (*(getattr(node, name) for name in FIELDS), node.node.model_dump())
+    return (*(getattr(node, name) for name in (*FIELDS, *LENGTHS)), node.node.model_dump())
 
 
 @given(st.lists(st.tuples(st.sampled_from(["a", "bb", "é"]), st.booleans(), st.booleans()), min_size=2, max_size=6))
