@@ -35,10 +35,9 @@ class HashSet:
 
     def __init__(self) -> None:
         self._buckets = [array.array("Q") for _ in range(BUCKETS)]
-        self._count = 0
 
     def __len__(self) -> int:
-        return self._count
+        return sum(map(len, self._buckets))
 
     def __contains__(self, key: int) -> bool:
         key &= _BITS
@@ -54,7 +53,6 @@ class HashSet:
         if place < len(bucket) and bucket[place] == key:
             return False
         bucket.insert(place, key)
-        self._count += 1
         return True
 
 
@@ -69,11 +67,13 @@ class SampleIds:
         self._given = HashSet()
         self._derived = HashSet()
         self._repeats: dict[int, int] = {}
+        self._has_derived = False
 
     def derive(self, content: bytes) -> str:
         """`{digest}-{occurrence}`: 16 hex digits of SHA-256, and how many equal contents came before."""
         digest = hashlib.sha256(content).hexdigest()[:DERIVED_DIGITS]
         key = int(digest, 16)
+        self._has_derived = True
         if self._derived.add(key):
             return f"{digest}-0"
         occurrence = self._repeats.get(key, 0) + 1
@@ -86,7 +86,7 @@ class SampleIds:
 
     def give(self, sample_id: str) -> bool:
         """Whether no sample before has this id; it is taken from now on."""
-        if len(self._derived) and self._is_derived(sample_id):
+        if self._has_derived and self._is_derived(sample_id):
             return False
         return self._given.add(hash(sample_id))
 

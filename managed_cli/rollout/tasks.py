@@ -6,11 +6,11 @@ What a line may hold stands at the top of `dialects`. An input is one file or se
 from __future__ import annotations
 
 import dataclasses
-import hashlib
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 from managed_cli.errors import InputError
+from managed_cli.rollout.digest_sum import DigestSum
 from managed_cli.rollout.input_files import InputFiles, input_files
 from managed_cli.rollout.input_options import InputPart
 from managed_cli.rollout.inputs import InputSource, input_source, spooled_stdin
@@ -34,8 +34,6 @@ __all__ = [
     "spooled_stdin",
     "validate_input",
 ]
-
-_FINGERPRINT_MODULUS = 2**256
 
 Input = Path | InputSource | InputFiles
 
@@ -156,7 +154,7 @@ class _Counts:
         self.first_bad_lines: list[BadLine] = []
         self._text_prompts = self._token_prompts = self._chats = self._turn_lists = 0
         self._kinds: dict[str, int] = {}
-        self._sum = 0
+        self._sum = DigestSum()
 
     def add(self, sample: Task | BadLine) -> None:
         self.checked += 1
@@ -171,7 +169,7 @@ class _Counts:
         else:
             self._add_task(sample)
             digested = canonical_json((sample.sample_id, *_sent(sample)))
-        self._sum += int.from_bytes(hashlib.sha256(digested).digest(), "big")
+        self._sum.add(digested)
 
     def _add_task(self, task: Task) -> None:
         if task.prompt is not None:
@@ -199,7 +197,7 @@ class _Counts:
             kinds=dict(self._kinds),
             with_own_n=self.with_own_n,
             own_choices=self.own_choices,
-            fingerprint=f"{self._sum % _FINGERPRINT_MODULUS:064x}",
+            fingerprint=self._sum.hex(),
         )
 
 

@@ -2,10 +2,11 @@ from __future__ import annotations
 
 import tracemalloc
 
+import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from managed_cli.storage.recorded_ids import RecordedIds
+from managed_cli.storage.recorded_ids import RecordedIds, sample_digest, sample_digests
 
 any_text = st.text(st.characters())
 
@@ -23,17 +24,17 @@ def test_the_empty_set_holds_nothing() -> None:
 
 
 def test_digests_that_share_their_first_half_are_told_apart() -> None:
-    first, second, third = (b"\x00" * 8 + bytes([last]) * 8 for last in (1, 2, 3))
-    ids = RecordedIds(numbers([first, third]))
-    assert ids.has_digest(first)
-    assert ids.has_digest(third)
-    assert not ids.has_digest(second)
+    ids = RecordedIds(np.array([[7, 1], [7, 3]], dtype=np.uint64))
+    assert ids.has(7, 1)
+    assert ids.has(7, 3)
+    assert not ids.has(7, 2)
+    assert not ids.has(8, 1)
 
 
-def numbers(digests: list[bytes]):  # type: ignore[no-untyped-def]  # an array of numpy
-    import numpy as np
-
-    return np.frombuffer(b"".join(digests), dtype=">u8").reshape(-1, 2).astype(np.uint64)
+@given(st.lists(any_text))
+def test_many_digests_are_those_of_each(sample_ids: list[str]) -> None:
+    halves = sample_digests(iter(sample_ids))
+    assert [row.astype(">u8").tobytes() for row in halves] == sorted(set(map(sample_digest, sample_ids)))
 
 
 def test_it_takes_20_bytes_a_sample_however_long_the_ids_are() -> None:
