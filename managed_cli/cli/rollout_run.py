@@ -77,7 +77,7 @@ async def _record(
                 say(start_lines(config, server, report, source, output))
             progress = Progress(total=report.samples, seconds_without_server=lambda: pool.waiting_seconds)
             settled_earlier = len(output.recorded) + output.failed_samples > 0
-            samples = read_owed_samples(source, config.input, output.standing if settled_earlier else None)
+            samples = read_owed_samples(source, config.input, output.standings if settled_earlier else None)
             runner = Runner(config, samples, pool, output, progress, stop, do=roll_out)
             outcome = await run_to_its_outcome(runner, pool, output, stop, quiet=quiet)
             _tell(outcome, facts, progress, quiet=quiet, as_json=as_json)

