@@ -333,7 +333,7 @@ class ManagedServer:
         return self._tracker.snapshot()
 
     def take_nodes(self) -> list[SequenceNode]:
-        """The nodes themselves, for a caller that is done with the context and need not pay for copies."""
+        """As `nodes`, for a caller that is done with the context: the metadata is not copied."""
         self._check_open()
         return [tracked.node for tracked in self._tracker.nodes()]
 

@@ -124,15 +124,11 @@ class TrackedNode:
     tools: tuple[Mapping[str, Any], ...] = ()  # Any: JSON schemas
     unwritten: tuple[int, ...] = ()
     sent: SentPrompt | None = None
-    _node: SequenceNode | None = None
 
     @property
     def node(self) -> SequenceNode:
-        """The row that is recorded, made when it is first asked for."""
-        if self._node is None:
-            object.__setattr__(self, "_node", self.row.node(self.full_text, self.metadata))
-            assert self._node is not None
-        return self._node
+        """The row that is recorded, made when it is asked for: lists of its own, and the metadata of the node."""
+        return self.row.node(self.full_text, self.metadata)
 
     @property
     def last_span(self) -> Span:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from managed_cli.node import SequenceNode
 from managed_cli.tracking.masking import TrackedNode
 
 KEPT = ("node_id", "row", "metadata", "spans", "end_token_text", "conversation", "tools", "unwritten")
@@ -87,11 +86,6 @@ class ReplacedNode(TrackedNode):
     def reach(self) -> int:
         """Characters of the longest text that a prompt which continues this node begins with."""
         return max(_length(self._texts[2]), _length(self._texts[0]))
-
-    @property
-    def node(self) -> SequenceNode:
-        """The row that it was."""
-        return self.row.node(self.full_text, self.metadata)
 
 
 def _shared(text: str, longer: str) -> str | int:

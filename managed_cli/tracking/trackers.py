@@ -128,15 +128,4 @@ class NodeTracker:
 
     def snapshot(self) -> list[SequenceNode]:
         """Copies of the nodes that stand now, in order; later calls do not change them."""
-        return [copy_of(tracked.node) for tracked in self.nodes()]
-
-
-def copy_of(node: SequenceNode) -> SequenceNode:
-    """A node of its own; a generic deep copy takes a microsecond a number, which long conversations feel."""
-    return SequenceNode.of_checked(
-        full_text=node.full_text,
-        tokens=list(node.tokens),
-        masked_tokens=list(node.masked_tokens),
-        logprobs=list(node.logprobs),
-        metadata=copy.deepcopy(node.metadata),
-    )
+        return [tracked.row.node(tracked.full_text, copy.deepcopy(tracked.metadata)) for tracked in self.nodes()]
