@@ -165,7 +165,7 @@ def _suffix_encodings(
     behind_token: list[int] | None = None
     if after_end_token and node.end_token_text and suffix:
         ids = tokenizer.encode_rendered(node.end_token_text + suffix)
-        if ids[0] == node.row.tokens[-1]:
+        if ids[:1] == list(node.row.tokens[-1:]):
             behind_token = ids[1:]
             yield behind_token
     behind_text = tokenizer.encode_suffix(suffix)

@@ -220,6 +220,32 @@ def test_what_was_sent_and_sampled_is_what_is_recorded(recorded: Recorded) -> No
             assert (tuple(prompt), tuple(answer)) in sampled
 
 
+def test_a_long_prompt_is_echoed_to_the_byte_and_stands_in_the_row_as_it_was_sent(
+    target: Target, environment: Path, folder: Path, kind: str
+) -> None:
+    from managed_cli.sent_prompt import SentPrompt
+    from managed_cli.tokenizers import load_tokenizer
+
+    if target.base_url is None:
+        pytest.skip("the embedded engine has no wire to listen to")
+    text = " ".join(f"{number} and {number} make {2 * number}." for number in range(100, 200))
+    prompts, out = folder / f"{kind}-long.jsonl", folder / f"{kind}-long.parquet"
+    prompts.write_text(json.dumps({"prompt": text}) + "\n", encoding="utf-8")
+    with recording(target.base_url, folder / f"{kind}-long.wire.jsonl") as proxy:
+        sampling = ("--max-tokens", 4, "--seed", 1, "--out", out)
+        checks.managed_cli("rollout", prompts, *sampling, *target.arguments(proxy.base_url))
+        exchanges = proxy.exchanges()
+    (row,) = checks.read_rows(out)
+    ids = load_tokenizer(str(environment / "models" / "smollm2-135m")).encode_prompt(text)
+    assert row["tokens"][: row["prompt_length"]] == ids
+    assert (tuple(ids), tuple(row["tokens"][len(ids) :])) in {
+        (choice.prompt, choice.tokens) for choice in checks.wire_choices(exchanges)
+    }
+    if kind in ("vllm", "sglang"):  # whose long echoes are compared as they stand
+        bodies = [exchange.reply.encode() for exchange in exchanges]
+        assert any(SentPrompt(ids).cut_from(body) is not body for body in bodies)
+
+
 def test_every_logprob_of_both_turns_is_that_of_a_forward_pass(
     recorded: Recorded, target: Target, environment: Path, folder: Path, kind: str
 ) -> None:
