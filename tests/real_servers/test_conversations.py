@@ -344,8 +344,8 @@ def test_every_view_shows_what_was_recorded(recorded: Recorded, folder: Path, ki
         assert document["path"] == str(recorded.path)
     shown = checks.managed_cli("inspect", recorded.path, "--sample", first["sample_id"]).stdout
     for turn, message in zip(turns_of(first), json.loads(first["metadata"])["messages"][::2], strict=True):
-        assert turn["text"].split()[0] in shown
-        assert message["content"].split()[0] in shown
+        for said in (turn["text"], message["content"]):
+            assert all(word in shown for word in said.split()[:1])  # a model may answer with white space alone
     same = json.loads(checks.managed_cli("inspect", recorded.path, "--diff", recorded.path, "--json").stdout)
     assert same["pairs"] == same["same"] == len(recorded.rows)
     page = folder / f"{kind}.html"
