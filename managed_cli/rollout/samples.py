@@ -150,7 +150,7 @@ class SettledIds:
     """Tells of JSON lines, by their ids alone, whether an earlier session has settled their samples.
 
     Only for an input that has been checked, without lines to be skipped: there, ids are known to be different, and
-    what else a settled line holds need not be read again, which takes three times as long.
+    what else a settled line holds need not be read again, which takes twice the time.
 
     Args:
         standings: of samples.

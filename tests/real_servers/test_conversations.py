@@ -180,6 +180,10 @@ def test_each_conversation_is_one_row_per_choice(recorded: Recorded, questions: 
     for sample_id, rows in samples.items():
         if sample_id not in whole:
             (first,) = (row for row in rows if not fork_reason_of(row))
+            assert {fork_reason_of(row) for row in rows if row is not first} <= {
+                "special_tokens_dropped",
+                "text_mismatch",
+            }
             answer, is_cut = first["tokens"][first["prompt_length"] :], "\ufffd" in turns_of(first)[0]["text"]
             assert is_cut or any(token <= LAST_SPECIAL for token in answer)
             rows.remove(first)
