@@ -72,7 +72,7 @@ def progress_line(progress: Progress) -> str:
     idle = progress.seconds_without_server()
     if idle is not None:
         parts.append(f"no server for {duration(idle)}")
-    if oldest is not None and oldest >= LINE_SECONDS:
+    if oldest is not None and round(oldest) >= LINE_SECONDS:
         parts.append(f"oldest {duration(oldest)}")
     return ", ".join(parts)
 
