@@ -7,7 +7,7 @@ import contextlib
 import json
 import platform
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import click
@@ -25,15 +25,24 @@ from managed_cli.rollout.pool import ServerPool
 from managed_cli.rollout.runner import Runner
 from managed_cli.rollout.sample_run import roll_out
 from managed_cli.rollout.stop import Stop, listening_to_signals
-from managed_cli.rollout.tasks import InputFiles, InputReport, input_files, read_owed_samples, validate_input
+from managed_cli.rollout.tasks import (
+    BadLine,
+    InputFiles,
+    InputReport,
+    SettledLine,
+    Task,
+    input_files,
+    read_owed_samples,
+    validate_input,
+)
 from managed_cli.storage.shards import ShardedOutput, open_output
 
 
 def execute(inputs: Sequence[str], config: RolloutConfig, *, dry_run: bool, quiet: bool, as_json: bool) -> int:
     """The exit code of the whole run."""
     with input_files(inputs) as source:
-        report = validate_input(source, config.input)
         if dry_run:
+            report = validate_input(source, config.input)
             return asyncio.run(show_first_prompts(source, config, report, quiet=quiet, as_json=as_json))
         # Before any server is started or asked: what cannot be written to need not be sampled for.
         with open_output(
@@ -45,6 +54,7 @@ def execute(inputs: Sequence[str], config: RolloutConfig, *, dry_run: bool, quie
             retry_failed=config.retry_failed,
         ) as output:
             output.refuse_other_settings(config.settings())
+            report = validate_input(source, config.input, output.standings if output.has_earlier else None)
             return asyncio.run(_record(source, config, report, output, quiet=quiet, as_json=as_json))
 
 
@@ -76,12 +86,20 @@ async def _record(
             if not quiet:
                 say(start_lines(config, server, report, source, output))
             progress = Progress(total=report.samples, seconds_without_server=lambda: pool.waiting_seconds)
-            settled_earlier = len(output.recorded) + output.failed_samples > 0
-            samples = read_owed_samples(source, config.input, output.standings if settled_earlier else None)
-            runner = Runner(config, samples, pool, output, progress, stop, do=roll_out)
+            progress.count_earlier(recorded=report.recorded_earlier, failed=report.failed_earlier)
+            runner = Runner(config, _owed(source, config, report, output), pool, output, progress, stop, do=roll_out)
             outcome = await run_to_its_outcome(runner, pool, output, stop, quiet=quiet)
             _tell(outcome, facts, progress, quiet=quiet, as_json=as_json)
             return int(outcome.code)
+
+
+def _owed(
+    source: InputFiles, config: RolloutConfig, report: InputReport, output: ShardedOutput
+) -> Iterator[Task | BadLine | SettledLine]:
+    """The samples that are to be looked at; none where earlier sessions have settled them all."""
+    if report.owes_nothing:
+        return iter(())
+    return read_owed_samples(source, config.input, output.standings if output.has_earlier else None)
 
 
 def server_names(config: RolloutConfig, server: Server) -> list[str]:

@@ -70,11 +70,9 @@ def parse_content(
     Raises:
         InputError: the line means nothing, two things, or something that cannot be sent. It has no file and line yet.
     """
-    if _TELLING_FIELDS.isdisjoint(record) and options.input_format in ("auto", "prompt"):  # nearly all lines there are
-        prompt = record.get(options.text_field)
-        if isinstance(prompt, str) and prompt:
-            del record[options.text_field]
-            return "prompt", {"prompt": prompt}
+    if (prompt := plain_prompt(record, options)) is not None:
+        del record[options.text_field]
+        return "prompt", {"prompt": prompt}
     envelope = _envelope(record, options)
     if envelope == "openai-batch":
         return envelope, parse_batch_line(record, options)
@@ -87,6 +85,15 @@ def parse_content(
     if overrides is not None and (parsed := parse_overrides(overrides, options.sampling)):
         content["sampling"] = parsed
     return kind, content
+
+
+def plain_prompt(record: dict[str, object], options: InputOptions) -> str | None:
+    """The text prompt of a line that can mean nothing else, as nearly all lines there are; else None."""
+    if _TELLING_FIELDS.isdisjoint(record) and options.input_format in ("auto", "prompt"):
+        prompt = record.get(options.text_field)
+        if isinstance(prompt, str) and prompt:
+            return prompt
+    return None
 
 
 def _envelope(record: dict[str, object], options: InputOptions) -> InputFormat | None:

@@ -89,13 +89,11 @@ class Progress:
         """Age of the sample that is under way the longest; None without any."""
         return time.monotonic() - min(self.in_flight.values()) if self.in_flight else None
 
-    def count_earlier(self, *, recorded: bool) -> None:
-        """One more sample that an earlier session had settled."""
-        self.earlier += 1
-        if recorded:
-            self.recorded += 1
-        else:
-            self.failed += 1
+    def count_earlier(self, *, recorded: int = 0, failed: int = 0) -> None:
+        """So many more samples that earlier sessions had settled."""
+        self.earlier += recorded + failed
+        self.recorded += recorded
+        self.failed += failed
 
     def count_rows(self, rows: Sequence[CountedRow], sampled: int) -> None:
         """One more sample that is recorded, and all its rows, with `sampled` positions that the model sampled."""

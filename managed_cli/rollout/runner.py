@@ -118,7 +118,8 @@ class Runner:
                 return
             standing = task.standing if isinstance(task, SettledLine) else self._output.standing(task.sample_id)
             if isinstance(task, SettledLine) or standing is not SampleStanding.OWED:
-                self.progress.count_earlier(recorded=standing is SampleStanding.RECORDED)
+                is_recorded = standing is SampleStanding.RECORDED
+                self.progress.count_earlier(recorded=is_recorded, failed=not is_recorded)
                 if self.progress.earlier % SETTLED_PER_BREATH == 0:
                     await asyncio.sleep(0)  # the loop sees signals now and then
                 continue

@@ -12,13 +12,13 @@ from typing import Any, overload
 import msgspec
 
 from managed_cli.errors import InputError
-from managed_cli.rollout.dialects import parse_content, take_id
+from managed_cli.rollout.dialects import parse_content, plain_prompt, take_id
 from managed_cli.rollout.input_files import InputFiles
 from managed_cli.rollout.input_options import CHAT_FIELDS, DEFAULT_ID_FIELD, InputFormat, InputOptions
 from managed_cli.rollout.jsonl import fault, parse_object
 from managed_cli.rollout.openai_requests import BATCH_ID_FIELD
 from managed_cli.rollout.records import record_bytes, records_of
-from managed_cli.rollout.sample_ids import SampleIds, canonical_json
+from managed_cli.rollout.sample_ids import LateIds, SampleIds, canonical_json
 from managed_cli.storage.standing import SampleStanding
 from managed_cli.types import Message, SamplingParams
 
@@ -27,6 +27,7 @@ __all__ = [
     "BadLine",
     "InputOptions",
     "Origin",
+    "PlainLine",
     "RepeatedId",
     "Task",
     "parsed_samples",
@@ -108,6 +109,13 @@ class BadLine:
 
     def __str__(self) -> str:
         return f"{self.place}: {self.error}"
+
+
+class PlainLine(msgspec.Struct, frozen=True, gc=False):
+    """A line that has been checked, as far as that needs it: a text prompt, and nothing else that is sent."""
+
+    sample_id: str
+    prompt: str
 
 
 class SettledLine(msgspec.Struct, frozen=True):
@@ -203,18 +211,24 @@ def parsed_samples(
 def parsed_samples(
     files: InputFiles, options: InputOptions, *, settled: SettledIds | None
 ) -> Iterator[tuple[Origin, int, Task | RepeatedId | BadLine | SettledLine]]: ...
+@overload
 def parsed_samples(
-    files: InputFiles, options: InputOptions, *, settled: SettledIds | None = None
-) -> Iterator[tuple[Origin, int, Task | RepeatedId | BadLine | SettledLine]]:
+    files: InputFiles, options: InputOptions, *, late: LateIds
+) -> Iterator[tuple[Origin, int, Task | RepeatedId | BadLine | PlainLine]]: ...
+def parsed_samples(
+    files: InputFiles, options: InputOptions, *, settled: SettledIds | None = None, late: LateIds | None = None
+) -> Iterator[tuple[Origin, int, Task | RepeatedId | BadLine | SettledLine | PlainLine]]:
     """For each record its file, its number, and the sample or what is wrong with it; blank lines are left out.
 
     Args:
         settled: finds lines that are to be passed over, in an input that has been checked.
+        late: lines are only checked: this one keeps the ids, and knows in the end whether any two meet.
 
     Raises:
         InputError: a file cannot be read, or the run's system message has no place in a prompt.
     """
-    ids, used = SampleIds(), 0
+    ids, used = late or SampleIds(), 0
+    is_brief = late is not None and options.system is None  # plain lines have no place for a system message
     for file, label in zip(files.files, files.labels, strict=True):
         records = records_of(file)
         origin = Origin(file.name, label, records.unit)
@@ -228,7 +242,7 @@ def parsed_samples(
                 if used == options.limit:
                     return
                 continue
-            outcome = _parse_sample(record, records.parse, origin, number, options, ids)
+            outcome = _parse_sample(record, records.parse, origin, number, options, ids, is_brief=is_brief)
             if options.system is not None and isinstance(outcome, Task):
                 _refuse_system_without_chat(outcome, origin)
             yield origin, number, outcome
@@ -254,10 +268,14 @@ def _parse_sample(
     number: int,
     options: InputOptions,
     ids: SampleIds,
-) -> Task | RepeatedId | BadLine:
+    *,
+    is_brief: bool,
+) -> Task | RepeatedId | BadLine | PlainLine:
     given_id = None
     try:
         fields = parse(record)
+        if is_brief and (line := _find_plain_line(fields, options, ids)) is not None:
+            return line
         given_id = _take_id(fields, options)
         kind, content = parse_content(fields, options)
     except InputError as error:
@@ -272,6 +290,23 @@ def _parse_sample(
     source = origin.source(number)
     task = Task(sample_id=sample_id, fields=fields, kind=kind, source=source, line=number, **content)
     return task if is_new else RepeatedId(task, _id_of_bytes(record, ids))
+
+
+def _find_plain_line(fields: dict[str, object], options: InputOptions, ids: SampleIds) -> PlainLine | None:
+    """The line where it is a text prompt and has a usable id or none; `fields` are left as they are."""
+    prompt = plain_prompt(fields, options)
+    if prompt is None:
+        return None
+    sample_id = fields.get(options.id_field)
+    if type(sample_id) is int:
+        sample_id = str(sample_id)
+    if isinstance(sample_id, str) and sample_id:
+        ids.give(sample_id)
+    elif sample_id is None and options.id_field == DEFAULT_ID_FIELD:
+        sample_id = ids.derive(canonical_json({"prompt": prompt}))
+    else:
+        return None
+    return PlainLine(sample_id, prompt)
 
 
 def _id_of_bytes(record: bytes | dict[str, object], ids: SampleIds) -> str:

@@ -188,6 +188,11 @@ class ShardedOutput:
         """How many samples stand failed now, those of earlier sessions included."""
         return len(self._failures)
 
+    @property
+    def has_earlier(self) -> bool:
+        """Whether earlier sessions have left anything that was recorded, or that stands failed."""
+        return len(self.recorded) + self.failed_samples > 0
+
     def standing(self, sample_id: str) -> SampleStanding:
         """Whether earlier sessions leave anything to be done for this sample of the input."""
         if sample_id in self._earlier.recorded:
