@@ -22,6 +22,7 @@ import httpx
 import msgspec
 from aiohttp.http_exceptions import ContentEncodingError
 
+from managed_cli.backends import in_turn
 from managed_cli.backends._connections import Connections, kept_alive_socket
 from managed_cli.backends.secrecy import WHERE_KEYS_COME_FROM, refuse_credentials, without_key
 from managed_cli.errors import ConfigError, RequestTimedOut, ServerContractError, ServerRefused, ServerUnreachable
@@ -186,6 +187,7 @@ class HttpClient:
                     raise unreachable from error
             else:
                 if 200 <= response.status < 300:
+                    await in_turn.turn(len(body))
                     return Reply(body, attempt)
                 if response.status not in RETRIED_STATUSES or attempt == last_attempt:
                     raise self._refusal(response, body, path)

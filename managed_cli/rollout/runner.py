@@ -13,6 +13,7 @@ import time
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from typing import Any, Protocol, TypeVar
 
+from managed_cli.backends import in_turn
 from managed_cli.backends._http import CountedSends
 from managed_cli.errors import ManagedCliError, TooManyFailures
 from managed_cli.managed.servers import Server
@@ -30,7 +31,7 @@ SETTLED_PER_BREATH = 1000
 MOST_SERVERS_LOST = 3
 """A sample that its server went away from so often is failed: it may be what ends the servers."""
 
-COLLECT_AFTER_ALLOCATIONS = 100_000
+COLLECT_AFTER_ALLOCATIONS = 50_000
 """Container objects between two looks for cycles; some seconds of a run, and some megabytes at most."""
 
 FLUSH_SECONDS = 15.0
@@ -113,6 +114,7 @@ class Runner:
 
     async def _work(self) -> None:
         """Take one task after the other until there are none or the run is to stop."""
+        await in_turn.turn(0)  # a thousand workers do not all send their first request before the loop comes round
         for task in self._tasks:
             if self._stop.asked.is_set():
                 return

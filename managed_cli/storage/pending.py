@@ -14,7 +14,7 @@ from managed_cli.storage.summary import Summary
 CHUNK_ROWS = 512
 """Packed rows that become one Arrow batch: its fixed cost is then little for each of them."""
 
-CHUNK_BYTES = 2 * 1024 * 1024
+CHUNK_BYTES = 1024 * 1024
 """Packed bytes that become one Arrow batch, however few rows they are; they are there twice while it is made."""
 
 

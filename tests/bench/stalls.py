@@ -29,12 +29,14 @@ class Stalls:
 
     Attributes:
         longest: the longest callbacks, longest first: nothing else runs meanwhile.
-        late_p99: 99th percentile of how late a task came that asks for every second millisecond. It waits for all that
-            was ready before it, so with more work than a core can do it grows with what is in flight.
+        latest: how late a task came at worst that asks for every second millisecond. It waits for all that was ready
+            before it, whatever number of callbacks that was.
+        late_p99: the 99th percentile of it.
     """
 
     what: str
     longest: list[float]
+    latest: list[float]
     late_p99: float | None
     peak_mb: float
 
@@ -56,10 +58,14 @@ def stalls(samples: int, told: Callable[[str], None]) -> tuple[str, list[Stalls]
     longest = [milliseconds for milliseconds, _ in found["callbacks_ms"]]
     for milliseconds, what in found["callbacks_ms"][:5]:
         told(f"{milliseconds:.1f} ms: {what}")
-    one = Stalls(f"{samples} replies of 8 x 2048 tokens", longest, found["late_p99_ms"], cost.peak_mb)
-    shown = [f"{value:.1f}" for value in longest[:3]]
+    what = f"{samples} replies of 8 x 2048 tokens"
+    one = Stalls(what, longest, found["late_ms"], found["late_p99_ms"], cost.peak_mb)
     table = markdown(
-        ["replies", "longest callbacks, ms", "a beat is late, 99 %, ms", "peak MB", "target, ms"],
-        [[one.what, ", ".join(shown) or "none above 5", one.late_p99 or 0.0, one.peak_mb, 50]],
+        ["replies", "longest callbacks, ms", "target, ms", "latest beats, ms", "99 % of them, ms", "peak MB"],
+        [[what, _three(longest) or "none above 5", 50, _three(one.latest), one.late_p99 or 0.0, one.peak_mb]],
     )
     return table, [one]
+
+
+def _three(values: list[float]) -> str:
+    return ", ".join(f"{value:.1f}" for value in values[:3])
