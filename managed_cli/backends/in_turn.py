@@ -26,21 +26,18 @@ class Rounds:
         self._is_counting = False
         self._waiting: collections.deque[tuple[int, asyncio.Future[None]]] = collections.deque()
 
-    async def turn(self, size: int) -> None:
-        """Return in a round that has room for a reply of `size` bytes: in this one, without waiting, where it has."""
+    def turn_for(self, size: int) -> asyncio.Future[None] | None:
+        """What to wait for until a round has room for a reply of `size` bytes; None where this one has."""
         cost = size + REPLY_BYTES
         if self._left > 0 and not self._waiting:
-            self._let_in(cost)
-            return
+            self._left -= cost
+            if not self._is_counting:
+                self._is_counting = True
+                self._call_soon()
+            return None
         turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._waiting.append((cost, turn))
-        await turn
-
-    def _let_in(self, cost: int) -> None:
-        self._left -= cost
-        if not self._is_counting:
-            self._is_counting = True
-            self._call_soon()
+        return turn
 
     def _begin_round(self) -> None:
         self._left = ROUND_BYTES
@@ -63,9 +60,10 @@ _rounds: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, Rounds] = weakref.
 
 
 async def turn(size: int) -> None:
-    """As `Rounds.turn`, of the running event loop: all servers' replies are let in together."""
+    """Return in a round with room for a reply of `size` bytes; the replies of all servers share the loop's rounds."""
     loop = asyncio.get_running_loop()
     rounds = _rounds.get(loop)
     if rounds is None:
         rounds = _rounds[loop] = Rounds(loop)
-    await rounds.turn(size)
+    if (room := rounds.turn_for(size)) is not None:
+        await room

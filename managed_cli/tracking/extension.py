@@ -76,6 +76,8 @@ def plan_prompt(
         conversation: the messages behind `text`, for a chat.
     """
     related = [node for node in nodes if _may_continue(node, conversation)]
+    if not related:
+        return root_prompt(text, tokenizer.encode_rendered(text) if root_ids is None else root_ids())
     mismatched: list[TrackedNode] = []
     prompt: PromptEncoding | None = None
     for match in _matches(text, related, conversation):
