@@ -54,7 +54,7 @@ def requests(options: argparse.Namespace) -> Found:
 
 def flat(options: argparse.Namespace) -> Found:
     """Whether cost and memory stay what they are from 10^3 to 10^6 samples: short prompts, 16 tokens, 256 in flight."""
-    return growing_runs(options.samples or max(SIZES), say)
+    return growing_runs(options.samples or max(SIZES), options.repeats, say)
 
 
 def turns(options: argparse.Namespace) -> Found:

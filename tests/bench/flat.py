@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import statistics
 import sys
 import urllib.request
 from collections.abc import Callable
@@ -45,17 +46,33 @@ class Sized:
         return dataclasses.asdict(self)
 
 
-def growing_runs(largest: int, told: Callable[[str], None]) -> tuple[str, list[Sized]]:
-    """Short prompts with 16 sampled tokens, 256 in flight: CPU per row, and peak memory, of ever more samples."""
+def growing_runs(largest: int, repeats: int, told: Callable[[str], None]) -> tuple[str, list[Sized]]:
+    """Short prompts with 16 sampled tokens, 256 in flight: CPU per row, and peak memory, of ever more samples.
+
+    The median of the repeats, each of which runs every size but the largest; that one runs once, between them: it takes
+    minutes, so what the machine is like meanwhile has to be compared with what it is like before and after.
+    """
     sizes = [size for size in SIZES if size <= largest]
     job = Job(kind="vllm", samples=1, n=1, tokens=16, concurrency=256, prompt=SHORT_PROMPT)
-    found = []
+    costs: dict[int, list[Cost]] = {size: [] for size in (1, *sizes)}
     with workplace() as directory, replay_server("vllm", tokenizer_directory(), job.size) as url:
-        start = recorded(job, url, Path(directory))
-        for size in sizes:
-            cost = recorded(dataclasses.replace(job, samples=size), url, Path(directory))
-            told(f"{size:,} samples: {cost.cpu:.2f} s of CPU, {cost.wall:.1f} s, {cost.peak_mb:.0f} MB")
-            found.append(Sized(size, size, cost.cpu - start.cpu, cost.peak_mb))
+        for repeat in range(repeats):
+            for size, known in costs.items():
+                if size == sizes[-1] and repeat != repeats // 2:
+                    continue
+                cost = recorded(dataclasses.replace(job, samples=size), url, Path(directory))
+                told(f"{size:,} samples: {cost.cpu:.2f} s of CPU, {cost.wall:.1f} s, {cost.peak_mb:.0f} MB")
+                known.append(cost)
+    start = statistics.median(cost.cpu for cost in costs[1])
+    found = [
+        Sized(
+            size,
+            size,
+            statistics.median(cost.cpu for cost in costs[size]) - start,
+            max(cost.peak_mb for cost in costs[size]),
+        )
+        for size in sizes
+    ]
     other = next((each for each in found if each.size == COMPARED_WITH), found[0])
     rows = [
         [

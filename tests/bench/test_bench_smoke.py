@@ -33,7 +33,7 @@ def quiet(line: str) -> None:
 
 
 def test_runs_of_growing_size_are_measured_beside_each_other() -> None:
-    table, found = growing_runs(1000, quiet)
+    table, found = growing_runs(1000, 1, quiet)
     assert [each.size for each in found] == [1000]
     assert "| 1,000 |" in table
 
