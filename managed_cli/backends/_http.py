@@ -186,8 +186,8 @@ class HttpClient:
                     unreachable.is_silent = limit is not None and limit.expired()
                     raise unreachable from error
             else:
+                await in_turn.turn(len(body))
                 if 200 <= response.status < 300:
-                    await in_turn.turn(len(body))
                     return Reply(body, attempt)
                 if response.status not in RETRIED_STATUSES or attempt == last_attempt:
                     raise self._refusal(response, body, path)

@@ -11,17 +11,16 @@ import collections
 import weakref
 
 ROUND_BYTES = 128 * 1024
-"""Replies of so many bytes are let into one round, about 4 ms; a larger one has a round of its own."""
+"""A round takes replies until they have so many bytes together, about 4 ms; the last of them may be of any size."""
 
 REPLY_BYTES = 8 * 1024
 """What a reply costs however short it is, in bytes of a long one."""
 
 
 class Rounds:
-    """Lets replies into the rounds of one event loop, first come, first served."""
+    """Lets replies into the rounds of one event loop, in the order they came."""
 
-    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
-        self._loop = weakref.ref(loop)
+    def __init__(self) -> None:
         self._left = ROUND_BYTES
         self._is_counting = False
         self._waiting: collections.deque[tuple[int, asyncio.Future[None]]] = collections.deque()
@@ -33,7 +32,7 @@ class Rounds:
             self._left -= cost
             if not self._is_counting:
                 self._is_counting = True
-                self._call_soon()
+                asyncio.get_running_loop().call_soon(self._begin_round)
             return None
         turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._waiting.append((cost, turn))
@@ -48,12 +47,7 @@ class Rounds:
                 turn.set_result(None)
         self._is_counting = self._left < ROUND_BYTES
         if self._is_counting:
-            self._call_soon()
-
-    def _call_soon(self) -> None:
-        loop = self._loop()
-        if loop is not None:
-            loop.call_soon(self._begin_round)
+            asyncio.get_running_loop().call_soon(self._begin_round)
 
 
 _rounds: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, Rounds] = weakref.WeakKeyDictionary()
@@ -64,6 +58,6 @@ async def turn(size: int) -> None:
     loop = asyncio.get_running_loop()
     rounds = _rounds.get(loop)
     if rounds is None:
-        rounds = _rounds[loop] = Rounds(loop)
+        rounds = _rounds[loop] = Rounds()
     if (room := rounds.turn_for(size)) is not None:
         await room

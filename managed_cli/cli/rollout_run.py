@@ -24,7 +24,7 @@ from managed_cli.rollout.events import Progress
 from managed_cli.rollout.pool import ServerPool
 from managed_cli.rollout.runner import Runner
 from managed_cli.rollout.sample_run import roll_out
-from managed_cli.rollout.stop import Stop, listening_to_signals
+from managed_cli.rollout.stop import Stop, ended_by_sigterm, listening_to_signals
 from managed_cli.rollout.tasks import (
     BadLine,
     InputFiles,
@@ -40,7 +40,7 @@ from managed_cli.storage.shards import ShardedOutput, open_output
 
 def execute(inputs: Sequence[str], config: RolloutConfig, *, dry_run: bool, quiet: bool, as_json: bool) -> int:
     """The exit code of the whole run."""
-    with input_files(inputs) as source:
+    with ended_by_sigterm(), input_files(inputs) as source:
         if dry_run:
             report = validate_input(source, config.input)
             return asyncio.run(show_first_prompts(source, config, report, quiet=quiet, as_json=as_json))

@@ -1,7 +1,7 @@
 """The run: tasks in, rows out, one task group for everything that happens at once.
 
-A sample's rows are buffered in the same step in which its reply is understood, so nothing that was received can be
-lost to a fault elsewhere; what is buffered goes to disk by whole shards, and at the end, however it comes.
+A sample's rows are buffered in the same step in which its reply is understood, and a fault elsewhere waits for replies
+that came before it; what is buffered goes to disk by whole shards, and at the end, however it comes.
 """
 
 from __future__ import annotations
@@ -152,6 +152,7 @@ class Runner:
                         member.outstanding -= 1
                     sampled = self._output.add(rows)
                 except ManagedCliError as error:
+                    await in_turn.turn(0)  # replies that came before it are recorded before it can end the run
                     is_lost = await self._pool.is_to_blame(member, error, outages)
                     if is_lost and servers_lost < MOST_SERVERS_LOST:
                         continue

@@ -100,9 +100,10 @@ class SampleIds:
 
 
 class LateIds(SampleIds):
-    """As `SampleIds`, in a tenth of the time: every id counts as free, and whether any two meet is told at the end.
+    """As `SampleIds`, in a sixth of the time: every id counts as free, and whether any two meet is told at the end.
 
-    Where none do, `SampleIds` would have given the same answers; where some seem to, it has to be asked.
+    Where none do, `SampleIds` would have given the same answers; where some seem to, it has to be asked. A given id
+    takes 8 bytes, a derived one 17.
     """
 
     def __init__(self) -> None:

@@ -222,13 +222,13 @@ def parsed_samples(
 
     Args:
         settled: finds lines that are to be passed over, in an input that has been checked.
-        late: lines are only checked: this one keeps the ids, and knows in the end whether any two meet.
+        late: lines are only checked: this one keeps the ids, and knows in the end whether any two meet. Not for a run
+            with a system message.
 
     Raises:
         InputError: a file cannot be read, or the run's system message has no place in a prompt.
     """
     ids, used = late or SampleIds(), 0
-    is_brief = late is not None and options.system is None  # plain lines have no place for a system message
     for file, label in zip(files.files, files.labels, strict=True):
         records = records_of(file)
         origin = Origin(file.name, label, records.unit)
@@ -242,7 +242,7 @@ def parsed_samples(
                 if used == options.limit:
                     return
                 continue
-            outcome = _parse_sample(record, records.parse, origin, number, options, ids, is_brief=is_brief)
+            outcome = _parse_sample(record, records.parse, origin, number, options, ids, is_brief=late is not None)
             if options.system is not None and isinstance(outcome, Task):
                 _refuse_system_without_chat(outcome, origin)
             yield origin, number, outcome

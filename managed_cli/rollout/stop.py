@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import signal
+import threading
 from collections.abc import Awaitable, Iterator
 from typing import TypeVar
 
@@ -64,6 +65,27 @@ class Stop:
             if not wait.expired() or self.exit_code is None:
                 raise
             raise Interrupted("interrupted", exit_code=self.exit_code) from error
+
+
+@contextlib.contextmanager
+def ended_by_sigterm() -> Iterator[None]:
+    """SIGTERM raises `Interrupted` in the block, as SIGINT raises KeyboardInterrupt, so that what was opened is closed.
+
+    Raises:
+        Interrupted: the signal came while nobody was `listening_to_signals`.
+    """
+
+    def end(*_: object) -> None:
+        raise Interrupted("interrupted", exit_code=ExitCode.SIGTERM)
+
+    if threading.current_thread() is not threading.main_thread():  # signals are not for this one
+        yield
+        return
+    before = signal.signal(signal.SIGTERM, end)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 @contextlib.contextmanager

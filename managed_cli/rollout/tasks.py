@@ -116,12 +116,15 @@ def validate_input(given: Input, options: InputOptions, standings: Standings | N
 def _counts_of(files: InputFiles, options: InputOptions, standings: Standings | None) -> _Counts:
     """The counts over all samples; ids are compared while they come only where some seem to repeat.
 
+    Under a system message of the run they always are: of what it has no place in, a repeated id is told first.
+
     Raises:
         InputError: bad lines that are not to be skipped.
     """
     counts, refusals, ids = _Counts(options.part, standings), Refusals(), LateIds()
-    _sort_out(parsed_samples(files, options, late=ids), counts, refusals, options)
-    if not ids.all_differ():
+    if options.system is None:
+        _sort_out(parsed_samples(files, options, late=ids), counts, refusals, options)
+    if options.system is not None or not ids.all_differ():
         counts, refusals = _Counts(options.part, standings), Refusals()
         if options.on_bad_line == "skip":
             for sample in settled(files, options):

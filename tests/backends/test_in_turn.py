@@ -9,9 +9,11 @@ import time
 import pytest
 
 from managed_cli.backends import in_turn
+from managed_cli.backends._http import HttpClient
 from managed_cli.backends.base import BackendConfig
 from managed_cli.backends.in_turn import REPLY_BYTES, ROUND_BYTES
 from managed_cli.backends.vllm import VLLMBackend
+from managed_cli.errors import ServerRefused
 from managed_cli.types import SamplingParams
 from tests.servers.process import running_server
 
@@ -138,3 +140,42 @@ def test_timers_are_seen_to_between_replies_that_came_together(monkeypatch: pyte
     apart = asyncio.run(seconds_apart())
     assert len(apart) > replies // 5, "a timer takes two or three rounds to be seen to"
     assert max(apart) < replies * work_seconds / 2
+
+
+def test_a_refusal_does_not_overtake_replies_that_came_before_it() -> None:
+    replies, body = 30, b'"' + b"x" * 20_000 + b'"'
+
+    async def order() -> list[bool]:
+        waiting: list[asyncio.StreamWriter] = []
+        done: list[bool] = []
+
+        async def answer_together(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            await reader.readuntil(b"\r\n\r\n")
+            waiting.append(writer)
+            if len(waiting) < replies:
+                return
+            for number, each in enumerate(waiting, start=1):
+                status = b"401 Unauthorized" if number == replies else b"200 OK"
+                head = b"HTTP/1.1 %s\r\ncontent-type: application/json\r\ncontent-length: %d\r\n\r\n"
+                each.write(head % (status, len(body)) + body)
+
+        async def ask(client: HttpClient) -> None:
+            try:
+                await client.get("/v1/models")
+            except ServerRefused:
+                done.append(False)
+            else:
+                done.append(True)
+
+        server = await asyncio.start_server(answer_together, "127.0.0.1", 0)
+        client = HttpClient(f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}", label="the server")
+        try:
+            await asyncio.gather(*(ask(client) for _ in range(replies)))
+        finally:
+            await client.aclose()
+            server.close()
+            for writer in waiting:
+                writer.close()
+        return done
+
+    assert asyncio.run(order()) == [True] * (replies - 1) + [False]

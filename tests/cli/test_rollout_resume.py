@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import signal
 from pathlib import Path
 from typing import Any
 
 import pyarrow.parquet as pq
 import pytest
 
+from managed_cli.storage.layout import LOCK_NAME
 from tests.cli.rollout_command import (
     at,
     eventually,
@@ -160,3 +162,20 @@ def test_a_run_goes_on_at_another_address_of_the_same_model(tmp_path: Path) -> N
             done = rollout(source, *at(server), *settings, *options, cwd=tmp_path)
             assert done.returncode == 0, done.stderr
     assert [row["sample_id"] for row in rows_of(tmp_path / "rows")] == [f"s{i}" for i in range(6)]
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_while_the_input_is_checked_leaves_a_finished_output_finished(
+    tmp_path: Path, number: signal.Signals
+) -> None:
+    settings = [*SETTINGS[:-1], "many/"]
+    with running_server("llamacpp") as server:
+        assert rollout(write_many(tmp_path, 3), *at(server), *settings, cwd=tmp_path).returncode == 0
+        lock = tmp_path / "many" / LOCK_NAME
+        assert not lock.exists()
+        with started_rollout(write_many(tmp_path, 400_000), *at(server), *settings, "--resume", cwd=tmp_path) as run:
+            eventually(lock.exists, run)
+            run.send_signal(number)
+            assert run.wait(timeout=60) == 128 + number
+    assert not lock.exists()
+    assert len(rows_of(tmp_path / "many")) == 3

@@ -36,6 +36,8 @@ OPTIONS: list[dict[str, object]] = [
     {"on_bad_line": "skip", "id_field": "custom_id"},
 ]
 
+WITH_SYSTEM: list[dict[str, object]] = [{"system": "Be brief."}, {"system": "Be brief.", "on_bad_line": "skip"}]
+
 
 class CountedLooks(LateIds):
     """As `LateIds`; counts how often they were enough, and how often not."""
@@ -195,3 +197,13 @@ def test_what_is_settled_of_a_part_is_counted_in_that_part_alone(write: WriteInp
 
 def test_without_an_output_everything_is_owed(write: WriteInput) -> None:
     assert not validate_input(write({"prompt": "Hi."}), InputOptions()).owes_nothing
+
+
+@pytest.mark.parametrize("chosen", WITH_SYSTEM)
+def test_a_repeated_id_is_told_before_a_system_message_without_a_place(
+    write: WriteInput, chosen: dict[str, object]
+) -> None:
+    chat = {"messages": [{"role": "user", "content": "Hi."}]}
+    path = write({"id": "a", **chat}, {"id": "a", "prompt": "Hi."}, {"id": "b", **chat})
+    found = outcome(path, InputOptions(**chosen))  # type: ignore[arg-type]  # options by name
+    assert ("bad_lines=1," if "on_bad_line" in chosen else "1 of 3 samples") in found
