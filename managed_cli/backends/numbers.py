@@ -45,7 +45,8 @@ def ids_within(prompt_ids: Sequence[int], highest: float) -> bool:
     """Whether every id is at least 0 and at most `highest`; what is known of a prompt that is sent is not looked at."""
     if not isinstance(prompt_ids, SentPrompt):
         return all_within([prompt_ids], "i", above=-1, highest=highest)
-    if not all_within([prompt_ids.unchecked(highest)], "i", above=-1, highest=highest):
+    unchecked = prompt_ids.unchecked(highest)
+    if unchecked and not all_within([unchecked], "i", above=-1, highest=highest):
         return False
     prompt_ids.checked, prompt_ids.highest = len(prompt_ids), highest
     return True

@@ -332,10 +332,10 @@ class ManagedServer:
         self._check_open()
         return self._tracker.snapshot()
 
-    def take_nodes(self) -> list[SequenceNode]:
-        """As `nodes`, for a caller that is done with the context: the metadata is not copied."""
+    def take_rows(self) -> list[TrackedNode]:
+        """The nodes as they were tracked, for a caller that is done with the context: nothing is copied."""
         self._check_open()
-        return [tracked.node for tracked in self._tracker.nodes()]
+        return self._tracker.nodes()
 
     def reset(self) -> None:
         """Forget every node; calls under way raise ContextClosed instead of being recorded."""

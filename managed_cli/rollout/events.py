@@ -14,8 +14,6 @@ class CountedRow(Protocol):
     """What is counted of a row."""
 
     @property
-    def tokens(self) -> Sequence[int]: ...
-    @property
     def metadata(self) -> Mapping[str, Any]: ...  # Any: JSON values
 
 
@@ -95,12 +93,14 @@ class Progress:
         self.recorded += recorded
         self.failed += failed
 
-    def count_rows(self, rows: Sequence[CountedRow], sampled: int) -> None:
-        """One more sample that is recorded, and all its rows, with `sampled` positions that the model sampled."""
+    def count_rows(self, rows: Sequence[CountedRow], masked: int, sampled: int) -> None:
+        """One more sample that is recorded, and all its rows, with so many positions that the model did not sample, and
+        so many that it did.
+        """
         self.recorded += 1
         self.rows += len(rows)
         self.completion_tokens += sampled
-        self.prompt_tokens += sum(len(row.tokens) for row in rows) - sampled
+        self.prompt_tokens += masked
         if rows:
             server = self.servers.setdefault(rows[0].metadata["server"], ServerCounts())
             server.samples += 1

@@ -150,7 +150,7 @@ class Runner:
                         rows = await self._do(task, member.server, self.config)
                     finally:
                         member.outstanding -= 1
-                    sampled = self._output.add(rows)
+                    lengths = self._output.add(rows)
                 except ManagedCliError as error:
                     await in_turn.turn(0)  # replies that came before it are recorded before it can end the run
                     is_lost = await self._pool.is_to_blame(member, error, outages)
@@ -160,7 +160,7 @@ class Runner:
                     self._count_failure(error)
                 else:
                     self._failures_in_a_row = 0
-                    self.progress.count_rows(rows, sampled)
+                    self.progress.count_rows(rows, *lengths)
                 return
 
     def _count_failure(self, error: ManagedCliError) -> None:

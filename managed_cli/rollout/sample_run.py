@@ -10,7 +10,6 @@ import msgspec
 
 from managed_cli.managed.server import ManagedServer
 from managed_cli.managed.servers import Server
-from managed_cli.node import SequenceNode
 from managed_cli.rollout.config import RolloutConfig
 from managed_cli.rollout.samples import Task
 from managed_cli.tracking.masking import TrackedNode
@@ -49,7 +48,7 @@ def task_metadata(task: Task) -> dict[str, Any]:  # Any: JSON values
     return metadata
 
 
-async def roll_out(task: Task, server: Server, config: RolloutConfig) -> list[SequenceNode]:
+async def roll_out(task: Task, server: Server, config: RolloutConfig) -> list[TrackedNode]:
     """The rows of one sample: all its choices, and in tree mode every node.
 
     Raises:
@@ -70,7 +69,7 @@ async def roll_out(task: Task, server: Server, config: RolloutConfig) -> list[Se
                 max_total_tokens=config.max_total_tokens,
             )
             _say_what_was_sent(nodes, task, task.messages)
-        return managed.take_nodes()
+        return managed.take_rows()
 
 
 def _say_what_was_sent(nodes: Sequence[TrackedNode], task: Task, messages: Sequence[Message] | None) -> None:

@@ -61,6 +61,11 @@ def packed_integers(values: Sequence[int]) -> bytes:
     return struct.pack(f"{len(values)}i", *values)
 
 
+def packed_reals(values: Sequence[float]) -> bytes:
+    """Real numbers as the packing of a list of them keeps them; it takes the bytes in place of the list, too."""
+    return struct.pack(f"{len(values)}f", *values)
+
+
 def _list(code: str, values: Sequence[Any] | bytes) -> bytes:
     return values if isinstance(values, bytes) else struct.pack(f"{len(values)}{code}", *values)
 

@@ -62,8 +62,8 @@ class RowBuffer:
         self._packed: list[PackedRow] = []
         self._packed_bytes = 0
 
-    def add(self, rows: Sequence[Storable]) -> int:
-        """Buffer all rows of one sample, and say how many positions of them the model sampled.
+    def add(self, rows: Sequence[Storable]) -> tuple[int, int]:
+        """Buffer all rows of one sample, and say how many positions of them the model did not sample, and did.
 
         Raises:
             OutputError: a row cannot be stored; none of `rows` was buffered.
@@ -75,7 +75,7 @@ class RowBuffer:
         self.rows += len(packed)
         if len(self._packed) >= CHUNK_ROWS or self._packed_bytes >= CHUNK_BYTES:
             self._make_batch()
-        return sum(map(self._row_format.sampled_length, packed))
+        return self._row_format.lengths(packed)
 
     def take(self) -> PendingRows:
         """What is buffered; the buffer is empty afterwards."""

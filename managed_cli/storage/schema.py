@@ -16,8 +16,8 @@ import msgspec
 import pyarrow as pa
 
 from managed_cli.errors import OutputError
-from managed_cli.storage.packing import UNPACKABLE, Packing, packed_integers, packing_of
-from managed_cli.types import IGNORED_TOKEN_ID, MASKED_LOGPROB
+from managed_cli.storage.packing import UNPACKABLE, Packing, packing_of
+from managed_cli.storage.row_values import RowValues, Unstorable, row_values
 
 if TYPE_CHECKING:  # pydantic, which readers of files do without
     from managed_cli.node import SequenceNode
@@ -102,48 +102,7 @@ def _type_name(type: pa.DataType) -> str:
     return "float32" if pa.types.is_float32(type) else str(type)  # Arrow itself says `float`
 
 
-_MASKED = packed_integers([IGNORED_TOKEN_ID])
-"""A masked position in packed form: no ids in a row can make these bytes across two of them, since none is negative."""
-
-
-class _CountedNode:
-    """A node as its columns read it: its mask is packed, and what is masked counted in it, once for all of them."""
-
-    __slots__ = ("_mask", "_masked_length", "metadata", "node")
-
-    def __init__(self, node: SequenceNode) -> None:
-        self.node = node
-        self.metadata = node.metadata
-        self._mask = b""
-        self._masked_length: int | None = None
-
-    @property
-    def mask(self) -> bytes:
-        """`masked_tokens`, packed."""
-        if not self._mask:
-            self._mask = packed_integers(self.node.masked_tokens)
-        return self._mask
-
-    @property
-    def masked_length(self) -> int:
-        """How many positions are masked (tokens)."""
-        if self._masked_length is None:
-            self._masked_length = self.mask.count(_MASKED)
-        return self._masked_length
-
-    @property
-    def sampled_length(self) -> int:
-        """How many positions the model sampled (tokens)."""
-        return len(self.node.masked_tokens) - self.masked_length
-
-    def mean_logprob(self) -> float | None:
-        """The node's own mean, without its slower exact sum: the sum of all less the 1.0 of every masked position."""
-        if not self.sampled_length:
-            return None
-        return (sum(self.node.logprobs) - MASKED_LOGPROB * self.masked_length) / self.sampled_length
-
-
-def _metadata(key: str) -> Callable[[_CountedNode], Any]:  # Any: as above
+def _metadata(key: str) -> Callable[[RowValues], Any]:  # Any: as above
     return lambda row: row.metadata.get(key)
 
 
@@ -165,14 +124,14 @@ COLUMNS: tuple[Column, ...] = (
         "full_text",
         pa.string(),
         "decode(tokens), special tokens kept",
-        lambda row: row.node.full_text,
+        lambda row: row.full_text,
         unit="characters",
     ),
     Column(
         "tokens",
         pa.list_(pa.int32()),
         "ids the model saw and sampled",
-        lambda row: row.node.tokens,
+        lambda row: row.tokens,
         unit="[T] token ids",
         dictionary=True,
     ),
@@ -180,7 +139,7 @@ COLUMNS: tuple[Column, ...] = (
         "masked_tokens",
         pa.list_(pa.int32()),
         "the same ids, -100 where the model did not sample",
-        lambda row: row.mask,
+        lambda row: row.masked_tokens,
         unit="[T] token ids",
         dictionary=True,
     ),
@@ -188,7 +147,7 @@ COLUMNS: tuple[Column, ...] = (
         "logprobs",
         pa.list_(pa.float32()),
         "natural log at sampled positions, 1.0 elsewhere",
-        lambda row: row.node.logprobs,
+        lambda row: row.logprobs,
         unit="[T] nats",
         byte_stream_split=True,
     ),
@@ -210,7 +169,7 @@ COLUMNS: tuple[Column, ...] = (
         "mean_logprob",
         pa.float32(),
         "mean over sampled positions",
-        lambda row: row.mean_logprob(),
+        lambda row: row.mean_logprob,
         unit="nats",
         null_rule="without sampled positions",
     ),
@@ -269,20 +228,27 @@ class RowFormat:
         Raises:
             OutputError: a value does not fit its column; the row's sample and the column are named.
         """
-        seen = row if self.seen_as is None else self.seen_as(row)
+        seen: Any = row  # Any: what `seen_as` makes of it
         try:
+            if self.seen_as is not None:
+                seen = self.seen_as(row)
             return tuple([pack(value_of(seen)) for value_of, pack in self._readers])
+        except Unstorable as error:
+            raise OutputError(f"a row of sample {row.metadata.get('sample_id')} cannot be stored: {error}") from error
         except UNPACKABLE as error:
             reason = next(filter(None, map(_unpackable, self.columns, self._packings, itertools.repeat(seen))), error)
             raise OutputError(f"a row of sample {row.metadata.get('sample_id')} cannot be stored: {reason}") from error
 
     @functools.cached_property
-    def _sampled_column(self) -> int | None:
-        return next((at for at, column in enumerate(self.columns) if column.name == "completion_length"), None)
+    def _length_columns(self) -> tuple[int, int | None]:
+        at = {column.name: number for number, column in enumerate(self.columns)}
+        return at["prompt_length"], at.get("completion_length")
 
-    def sampled_length(self, row: PackedRow) -> int:
-        """How many positions of a packed row the model sampled; 0 where the format has no such column."""
-        return 0 if self._sampled_column is None else row[self._sampled_column]
+    def lengths(self, rows: Sequence[PackedRow]) -> tuple[int, int]:
+        """Positions of packed rows that the model did not sample, and how many it did; those only some formats have."""
+        prompt, completion = self._length_columns
+        sampled = 0 if completion is None else sum([row[completion] for row in rows])
+        return sum([row[prompt] for row in rows]), sampled
 
     def batch_of(self, rows: Sequence[PackedRow]) -> pa.RecordBatch:
         """One Arrow batch of `schema`."""
@@ -308,7 +274,7 @@ def _unpackable(column: Column, packing: Packing, seen: object) -> str | None:
     return None
 
 
-ROLLOUTS = RowFormat("a recording", COLUMNS, seen_as=_CountedNode)
+ROLLOUTS = RowFormat("a recording", COLUMNS, seen_as=row_values)
 """Rows of `SequenceNode`s."""
 
 SCHEMA = ROLLOUTS.schema

@@ -229,15 +229,15 @@ class ShardedOutput:
         """Counts over the rows on disk, those of earlier sessions included."""
         return self._earlier.summary.merged(self._added)
 
-    def add(self, nodes: Sequence[Storable]) -> int:
+    def add(self, nodes: Sequence[Storable]) -> tuple[int, int]:
         """Buffer all rows of one finished sample; they will stand next to each other in one shard.
 
-        Returns how many positions of them the model sampled.
+        Returns how many positions of them the model did not sample, and how many it did.
 
         Raises:
             OutputError: a row cannot be stored; none of `nodes` was buffered.
         """
-        return self._buffer.add(nodes) if nodes else 0
+        return self._buffer.add(nodes) if nodes else (0, 0)
 
     def take_pending(self) -> PendingRows:
         """What is buffered; the buffer is empty afterwards."""

@@ -37,7 +37,8 @@ class RowPart:
         """The ids of the whole row."""
         return iter(self.all_tokens())
 
-    def _parts(self) -> list[RowPart]:
+    def parts(self) -> list[RowPart]:
+        """The parts of the whole row, the first one first."""
         parts, part = [self], self.before
         while part is not None:
             parts.append(part)
@@ -48,7 +49,7 @@ class RowPart:
     def all_tokens(self) -> list[int]:
         """The ids of the whole row, [T], in a list of its own."""
         tokens: list[int] = []
-        for part in self._parts():
+        for part in self.parts():
             tokens += part.tokens
         return tokens
 
@@ -57,7 +58,7 @@ class RowPart:
         tokens: list[int] = []
         masks: list[int] = []
         logprobs: list[float] = []
-        for part in self._parts():
+        for part in self.parts():
             tokens += part.tokens
             if part.logprobs is None:
                 masks += [IGNORED_TOKEN_ID] * len(part.tokens)

@@ -162,7 +162,7 @@ def test_a_context_that_was_left_refuses_everything(smollm2: HuggingFaceTokenize
     context = Context(smollm2)
     with context.managed:
         pass
-    for use in (context.managed.nodes, context.managed.get_state, context.managed.reset, context.managed.take_nodes):
+    for use in (context.managed.nodes, context.managed.get_state, context.managed.reset, context.managed.take_rows):
         with pytest.raises(ContextClosed):
             use()
     with pytest.raises(ContextClosed):
