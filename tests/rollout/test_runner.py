@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import json
 import shutil
 import signal
@@ -14,12 +15,12 @@ import pyarrow.parquet as pq
 import pytest
 
 from managed_cli.backends import _http
-from managed_cli.errors import ExitCode, Interrupted, OutputError
+from managed_cli.errors import ExitCode, InputError, Interrupted, OutputError
 from managed_cli.managed.config import APIServerConfig
 from managed_cli.rollout.config import RolloutConfig
 from managed_cli.rollout.events import Progress
 from managed_cli.rollout.pool import ServerPool
-from managed_cli.rollout.runner import Runner, _to_the_end
+from managed_cli.rollout.runner import READ_AHEAD, Runner, _to_the_end, read_ahead
 from managed_cli.rollout.sample_run import roll_out
 from managed_cli.rollout.samples import InputOptions, Task
 from managed_cli.rollout.stop import Stop, listening_to_signals
@@ -84,6 +85,26 @@ def test_every_task_is_settled_once_and_on_disk(tmp_path: Path, server: RunningS
     assert (progress.recorded, progress.failed, progress.rows, progress.in_flight) == (50, 0, 100, {})
     recorded = pq.read_table(tmp_path / "rows").column("sample_id").to_pylist()
     assert sorted(recorded) == sorted(2 * [task.sample_id for task in make_tasks(50)])
+
+
+def test_tasks_are_read_ahead_in_order_and_few_of_them() -> None:
+    numbers = iter(range(100))
+    ahead = read_ahead(numbers)
+    assert next(ahead) == 0
+    assert next(numbers) == READ_AHEAD
+    assert list(ahead) == [*range(1, READ_AHEAD), *range(READ_AHEAD + 1, 100)]
+
+
+@pytest.mark.parametrize("before", [0, 3, READ_AHEAD, READ_AHEAD + 5])
+def test_a_line_that_cannot_be_read_waits_for_the_tasks_before_it(before: int) -> None:
+    def tasks() -> Iterator[int]:
+        yield from range(before)
+        raise InputError("broken")
+
+    ahead = read_ahead(tasks())
+    assert list(itertools.islice(ahead, before)) == list(range(before))
+    with pytest.raises(InputError, match="broken"):
+        next(ahead)
 
 
 def test_no_shard_but_the_last_is_smaller_than_asked_for(tmp_path: Path, server: RunningServer) -> None:
