@@ -1,4 +1,4 @@
-"""Connections to one server: kept alive while it thinks, and clean before they are used again."""
+"""Connections to one server: kept alive while it thinks, read to the end, and clean before they are used again."""
 
 from __future__ import annotations
 
@@ -41,3 +41,25 @@ def kept_alive_socket(address: tuple[Any, ...]) -> socket.socket:  # Any: as `ge
         if hasattr(socket, name):  # not every system has all of them
             made.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
     return made
+
+
+async def whole_body(response: aiohttp.ClientResponse, *, most: int) -> bytes | None:
+    """What a reply holds; None where that is more than `most` bytes.
+
+    Read to its end, it has given its connection back; else that is closed.
+    """
+    try:
+        length = response.content_length
+        if length is not None and length <= most and "content-encoding" not in response.headers:
+            return await response.read()
+        parts, size = [], 0
+        async for part in response.content.iter_any():
+            parts.append(part)
+            size += len(part)
+            if size > most:
+                response.close()
+                return None
+        return b"".join(parts)
+    except BaseException:
+        response.close()
+        raise

@@ -23,7 +23,7 @@ import msgspec
 from aiohttp.http_exceptions import ContentEncodingError
 
 from managed_cli.backends import in_turn
-from managed_cli.backends._connections import Connections, kept_alive_socket
+from managed_cli.backends._connections import Connections, kept_alive_socket, whole_body
 from managed_cli.backends.secrecy import WHERE_KEYS_COME_FROM, refuse_credentials, without_key
 from managed_cli.errors import ConfigError, RequestTimedOut, ServerContractError, ServerRefused, ServerUnreachable
 
@@ -162,16 +162,17 @@ class HttpClient:
         last_attempt = attempts or self._attempts
         is_question = content is None
         seconds = QUESTION_TIMEOUT_SECONDS if is_question else self._timeout
+        await in_turn.after_others()
         for attempt in range(1, last_attempt + 1):
             wait: float | None = None
             if (sends := _counted_sends.get()) is not None:
                 sends.count += 1
             try:
-                async with (
-                    NO_LIMIT if seconds is None else asyncio.timeout(seconds) as limit,
-                    session.request(method, url, data=content, allow_redirects=False, proxy=self._proxy) as response,
-                ):
-                    body = await self._whole_body(response, path)
+                async with NO_LIMIT if seconds is None else asyncio.timeout(seconds) as limit:
+                    response = await session.request(
+                        method, url, data=content, allow_redirects=False, proxy=self._proxy
+                    )
+                    body = await whole_body(response, most=LARGEST_REPLY_BYTES)
             except aiohttp.ClientResponseError as error:
                 if isinstance(error, aiohttp.ClientHttpProxyError):
                     raise self._unreachable(error, path) from error
@@ -186,6 +187,8 @@ class HttpClient:
                     unreachable.is_silent = limit is not None and limit.expired()
                     raise unreachable from error
             else:
+                if body is None:
+                    raise self._too_large(path)
                 await in_turn.turn(len(body))
                 if 200 <= response.status < 300:
                     return Reply(body, attempt)
@@ -233,20 +236,11 @@ class HttpClient:
             f"{self.label} sent a reply that cannot be decompressed", details=[f"{path}: {error}"]
         )
 
-    async def _whole_body(self, response: aiohttp.ClientResponse, path: str) -> bytes:
-        length = response.content_length
-        if length is not None and length <= LARGEST_REPLY_BYTES and "content-encoding" not in response.headers:
-            return await response.read()
-        parts, size = [], 0
-        async for part in response.content.iter_any():
-            parts.append(part)
-            size += len(part)
-            if size > LARGEST_REPLY_BYTES:
-                raise ServerContractError(
-                    f"{self.label} sent a reply of more than {LARGEST_REPLY_BYTES:,} bytes",
-                    details=[f"{path}: nothing of it was kept"],
-                )
-        return b"".join(parts)
+    def _too_large(self, path: str) -> ServerContractError:
+        return ServerContractError(
+            f"{self.label} sent a reply of more than {LARGEST_REPLY_BYTES:,} bytes",
+            details=[f"{path}: nothing of it was kept"],
+        )
 
     def _refusal(self, response: aiohttp.ClientResponse, body: bytes, path: str) -> ServerRefused:
         status, hint = response.status, None

@@ -142,8 +142,7 @@ class Runner:
                 self.progress.in_flight.pop(task.sample_id, None)
             if self._output.shard_due:
                 await self._write_due()
-            # First every reply that is there, then the next prompts: either is quicker for several one after the other.
-            await asyncio.sleep(0)
+            await in_turn.after_others()  # replies that are there are recorded before the next prompts are planned
 
     async def _settle(self, task: Sample) -> None:
         """The rows of `task` are buffered, or it stands among the failures."""
