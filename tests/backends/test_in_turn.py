@@ -40,6 +40,21 @@ class RoundCounter:
             asyncio.get_running_loop().call_soon(self._count)
 
 
+def test_tasks_that_wait_for_each_other_take_every_step_in_a_row() -> None:
+    steps: list[tuple[str, int]] = []
+
+    async def work(number: int) -> None:
+        for step in ("record", "plan", "send"):
+            await in_turn.after_others()
+            steps.append((step, number))
+
+    async def all_at_once() -> None:
+        await asyncio.gather(*map(work, range(3)))
+
+    asyncio.run(all_at_once())
+    assert steps == [(step, number) for step in ("record", "plan", "send") for number in range(3)]
+
+
 def rounds_of(sizes: list[int], *, cancelled: frozenset[int] = frozenset()) -> list[tuple[int, int]]:
     """Of replies that are ready at the same time: the number of each, and the round it had its turn in, in turn."""
 

@@ -21,6 +21,13 @@ PERIOD_SECONDS = 0.002
 KEPT = 20
 
 
+def name_of(handle: Any) -> str:  # Any: a handle of asyncio
+    """What the handle calls; a task by its coroutine. Never by `repr`, which reads what is not there yet."""
+    task = getattr(handle._callback, "__self__", None)
+    named = task.get_coro() if isinstance(task, asyncio.Task) else handle._callback
+    return str(getattr(named, "__qualname__", type(named).__name__))
+
+
 class Watch:
     """The longest callbacks, and the latest heartbeats."""
 
@@ -53,7 +60,7 @@ def main() -> int:
         plain_run(handle)
         took = 1000.0 * (time.perf_counter() - started)
         if took > 5.0:
-            watch.callback(took, repr(handle)[:200])
+            watch.callback(took, name_of(handle))
 
     async def watched(runner: Runner) -> None:
         asyncio.Handle._run = timed  # type: ignore[method-assign]
