@@ -10,7 +10,7 @@ import traceback
 import click
 
 from managed_cli import __version__
-from managed_cli.errors import DOCTOR_HINT, ExitCode, ManagedCliError, ServerContractError
+from managed_cli.errors import DOCTOR_HINT, ExitCode, Interrupted, ManagedCliError, ServerContractError
 
 COMMANDS = {
     "rollout": (
@@ -88,6 +88,9 @@ def run(arguments: list[str]) -> int:
     except click.exceptions.Abort:
         click.echo("interrupted before anything was begun", err=True)
         return int(ExitCode.SIGINT)
+    except Interrupted as stop:  # a signal while nobody listened: no fault, and the exit code tells the rest
+        click.echo(stop.message, err=True)
+        return int(stop.exit_code)
     except ManagedCliError as error:
         if isinstance(error, ServerContractError) and error.hint is None:
             error.hint = DOCTOR_HINT

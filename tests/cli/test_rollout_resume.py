@@ -177,5 +177,9 @@ def test_a_signal_while_the_input_is_checked_leaves_a_finished_output_finished(
             eventually(lock.exists, run)
             run.send_signal(number)
             assert run.wait(timeout=60) == 128 + number
+            assert run.stderr is not None
+            told = run.stderr.read().strip()  # click ends the line in which a terminal shows ^C
+            assert told.startswith("interrupted"), told
+            assert "\n" not in told, told
     assert not lock.exists()
     assert len(rows_of(tmp_path / "many")) == 3
