@@ -46,7 +46,8 @@ def kept_alive_socket(address: tuple[Any, ...]) -> socket.socket:  # Any: as `ge
 async def whole_body(response: aiohttp.ClientResponse, *, most: int) -> bytes | None:
     """What a reply holds; None where that is more than `most` bytes.
 
-    Read to its end, it has given its connection back; else that is closed.
+    Read to its end, it has given its connection back. Where it has not, the connection is closed: after a fault, or
+    when the server has switched to another protocol.
     """
     try:
         length = response.content_length
@@ -57,9 +58,8 @@ async def whole_body(response: aiohttp.ClientResponse, *, most: int) -> bytes | 
             parts.append(part)
             size += len(part)
             if size > most:
-                response.close()
                 return None
         return b"".join(parts)
-    except BaseException:
-        response.close()
-        raise
+    finally:
+        if response.connection is not None:
+            response.close()

@@ -158,11 +158,11 @@ class HttpClient:
         return await self._request("POST", path, msgspec.json.encode(payload), attempts=attempts)
 
     async def _request(self, method: str, path: str, content: bytes | None, *, attempts: int | None) -> Reply:
+        await in_turn.after_others()
         session, url = self._open_session(), self.base_url + path
         last_attempt = attempts or self._attempts
         is_question = content is None
         seconds = QUESTION_TIMEOUT_SECONDS if is_question else self._timeout
-        await in_turn.after_others()
         for attempt in range(1, last_attempt + 1):
             wait: float | None = None
             if (sends := _counted_sends.get()) is not None:

@@ -35,8 +35,8 @@ MOST_SERVERS_LOST = 3
 COLLECT_AFTER_ALLOCATIONS = 50_000
 """Container objects between two looks for cycles; some seconds of a run, and some megabytes at most."""
 
-READ_AHEAD = 16
-"""Tasks read at once."""
+READ_AHEAD, READ_AHEAD_SECONDS = 16, 0.001
+"""Tasks read at once, as long as that takes no longer: a line can hold a hundred thousand ids."""
 
 FLUSH_SECONDS = 15.0
 """Rows do not wait longer than this for their shard to fill."""
@@ -61,7 +61,7 @@ class Runner:
     """Does every task once and hands its rows to the output.
 
     Args:
-        tasks: read as they are needed.
+        tasks: read a few ahead of those that are under way.
         do: the rows of one task, from a server; what is not a `ManagedCliError` is a bug.
         pool: prepared; this class does not close it.
         output: open; this class neither finishes nor closes it.
@@ -236,12 +236,18 @@ class Runner:
 
 
 def read_ahead(tasks: Iterator[AnyTask]) -> Iterator[AnyTask]:
-    """The same tasks, `READ_AHEAD` of them read at once, in less time for each; a fault waits for those before it."""
+    """The same tasks, up to `READ_AHEAD` of them read at once, in less time for each.
+
+    An input that cannot be read any further is told after the tasks before that.
+    """
     while True:
         taken: list[AnyTask] = []
+        latest = time.monotonic() + READ_AHEAD_SECONDS
         try:
             for task in itertools.islice(tasks, READ_AHEAD):
                 taken.append(task)
+                if time.monotonic() > latest:
+                    break
         except ManagedCliError:
             yield from taken
             raise

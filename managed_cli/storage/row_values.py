@@ -23,10 +23,6 @@ WITHOUT_LOGPROB = packed_reals([MASKED_LOGPROB])
 """The logprob of a masked position in packed form."""
 
 
-class Unstorable(ValueError):
-    """A column cannot hold its value; says which."""
-
-
 class RowValues:
     """A row of T positions as its columns read it.
 
@@ -67,7 +63,7 @@ def row_values(row: SequenceNode | TrackedNode) -> RowValues:
     """The values of a row.
 
     Raises:
-        Unstorable: a number that its column cannot hold.
+        ValueError: a number that its column cannot hold; says which column.
     """
     # Told apart by what they have: who only reads files need not import what makes rows.
     return _of_parts(cast("TrackedNode", row)) if hasattr(row, "row") else _of_lists(row)
@@ -108,4 +104,4 @@ def _packed(column: str, pack: Callable[[Sequence[Any]], bytes], values: Sequenc
     try:
         return pack(values)
     except UNPACKABLE as error:
-        raise Unstorable(f"its {column}: {error}") from error
+        raise ValueError(f"its {column}: {error}") from error

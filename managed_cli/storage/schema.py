@@ -17,7 +17,7 @@ import pyarrow as pa
 
 from managed_cli.errors import OutputError
 from managed_cli.storage.packing import UNPACKABLE, Packing, packing_of
-from managed_cli.storage.row_values import RowValues, Unstorable, row_values
+from managed_cli.storage.row_values import RowValues, row_values
 
 if TYPE_CHECKING:  # pydantic, which readers of files do without
     from managed_cli.node import SequenceNode
@@ -68,7 +68,7 @@ class Storable(Protocol):
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Column:
-    """One column: its Arrow type, its meaning, and how it is read off a node.
+    """One column: its Arrow type, its meaning, and how it is read off a row.
 
     Attributes:
         unit: unit or shape, for people; T positions of a row.
@@ -79,7 +79,7 @@ class Column:
     name: str
     type: pa.DataType
     meaning: str
-    value: Callable[[Any], Any]  # Any: a node, or what else a format has rows of; and whatever `type` holds
+    value: Callable[[Any], Any]  # Any: what the format sees a row as; and whatever `type` holds
     unit: str
     null_rule: str = NEVER_NULL
     dictionary: bool = False
@@ -228,15 +228,13 @@ class RowFormat:
         Raises:
             OutputError: a value does not fit its column; the row's sample and the column are named.
         """
-        seen: Any = row  # Any: what `seen_as` makes of it
+        seen: Any = None  # Any: what `seen_as` makes of it
         try:
-            if self.seen_as is not None:
-                seen = self.seen_as(row)
+            seen = row if self.seen_as is None else self.seen_as(row)
             return tuple([pack(value_of(seen)) for value_of, pack in self._readers])
-        except Unstorable as error:
-            raise OutputError(f"a row of sample {row.metadata.get('sample_id')} cannot be stored: {error}") from error
         except UNPACKABLE as error:
-            reason = next(filter(None, map(_unpackable, self.columns, self._packings, itertools.repeat(seen))), error)
+            unpackable = map(_unpackable, self.columns, self._packings, itertools.repeat(seen))
+            reason = error if seen is None else next(filter(None, unpackable), error)
             raise OutputError(f"a row of sample {row.metadata.get('sample_id')} cannot be stored: {reason}") from error
 
     @functools.cached_property
@@ -275,7 +273,7 @@ def _unpackable(column: Column, packing: Packing, seen: object) -> str | None:
 
 
 ROLLOUTS = RowFormat("a recording", COLUMNS, seen_as=row_values)
-"""Rows of `SequenceNode`s."""
+"""Rows of `SequenceNode`s, and of the tracked nodes of a run."""
 
 SCHEMA = ROLLOUTS.schema
 

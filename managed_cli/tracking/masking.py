@@ -127,7 +127,7 @@ class TrackedNode:
 
     @property
     def node(self) -> SequenceNode:
-        """The row that is recorded, made when it is asked for: lists of its own, and the metadata of the node."""
+        """The row as the Python API has it, made when it is asked for: lists of its own, the metadata of the node."""
         return self.row.node(self.full_text, self.metadata)
 
     @property

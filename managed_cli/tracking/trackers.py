@@ -128,4 +128,7 @@ class NodeTracker:
 
     def snapshot(self) -> list[SequenceNode]:
         """Copies of the nodes that stand now, in order; later calls do not change them."""
-        return [tracked.row.node(tracked.full_text, copy.deepcopy(tracked.metadata)) for tracked in self.nodes()]
+        nodes = [tracked.node for tracked in self.nodes()]
+        for node in nodes:
+            node.metadata = copy.deepcopy(node.metadata)
+        return nodes

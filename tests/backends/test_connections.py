@@ -10,10 +10,12 @@ import pytest
 
 from managed_cli.backends import _http
 from managed_cli.backends._http import HttpClient
-from managed_cli.errors import ServerContractError
+from managed_cli.errors import ServerContractError, ServerRefused
 
 TURNS_OF_THE_LOOP = 5
 """What has reached this machine's own socket is read by then."""
+
+SWITCHED = b"HTTP/1.1 101 Switching Protocols\r\nConnection: upgrade\r\nUpgrade: h2c\r\n\r\n"
 
 Serve = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
 
@@ -24,7 +26,7 @@ def reply(body: bytes, *headers: str) -> bytes:
 
 
 @contextlib.asynccontextmanager
-async def client_of(serve: Serve) -> AsyncIterator[HttpClient]:
+async def client_of(serve: Serve, *, max_connections: int = 8) -> AsyncIterator[HttpClient]:
     """A client of a server that handles each connection with `serve`."""
 
     handling: list[asyncio.Task[None] | None] = []
@@ -38,7 +40,8 @@ async def client_of(serve: Serve) -> AsyncIterator[HttpClient]:
             await writer.wait_closed()
 
     async with await asyncio.start_server(handle, "127.0.0.1", 0) as server:
-        client = HttpClient(f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}", label="a server")
+        address = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+        client = HttpClient(address, label="a server", max_connections=max_connections)
         try:
             yield client
         finally:
@@ -68,6 +71,26 @@ def test_a_reply_that_came_while_a_connection_was_idle_is_not_taken_for_the_next
             return [first.body, (await client.get("/x")).body]
 
     assert asyncio.run(ask_twice()) == [b"right", b"right"]
+
+
+def test_a_server_that_switches_protocols_keeps_no_connection() -> None:
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        with contextlib.suppress(asyncio.IncompleteReadError):
+            while True:
+                asked = await reader.readuntil(b"\r\n\r\n")
+                await reader.readexactly(2)
+                writer.write(SWITCHED if b"/switch" in asked else reply(b"right"))
+
+    async def ask() -> None:
+        refusals = []  # their tracebacks hold the replies, which would else be let go of with their connections
+        async with client_of(serve, max_connections=2) as client, asyncio.timeout(10):
+            for _ in range(5):
+                with pytest.raises(ServerRefused, match="HTTP 101") as refusal:
+                    await client.post("/switch", {})
+                refusals.append(refusal.value)
+            assert (await client.post("/x", {})).body == b"right"
+
+    asyncio.run(ask())
 
 
 def test_a_connection_with_nothing_on_it_is_used_again() -> None:

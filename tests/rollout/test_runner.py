@@ -17,6 +17,7 @@ import pytest
 from managed_cli.backends import _http
 from managed_cli.errors import ExitCode, InputError, Interrupted, OutputError
 from managed_cli.managed.config import APIServerConfig
+from managed_cli.rollout import runner
 from managed_cli.rollout.config import RolloutConfig
 from managed_cli.rollout.events import Progress
 from managed_cli.rollout.pool import ServerPool
@@ -87,12 +88,16 @@ def test_every_task_is_settled_once_and_on_disk(tmp_path: Path, server: RunningS
     assert sorted(recorded) == sorted(2 * [task.sample_id for task in make_tasks(50)])
 
 
-def test_tasks_are_read_ahead_in_order_and_few_of_them() -> None:
+@pytest.mark.parametrize(("seconds", "at_once"), [(60.0, READ_AHEAD), (-1.0, 1)])
+def test_tasks_are_read_ahead_in_order_and_not_for_long(
+    seconds: float, at_once: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(runner, "READ_AHEAD_SECONDS", seconds)
     numbers = iter(range(100))
     ahead = read_ahead(numbers)
     assert next(ahead) == 0
-    assert next(numbers) == READ_AHEAD
-    assert list(ahead) == [*range(1, READ_AHEAD), *range(READ_AHEAD + 1, 100)]
+    assert next(numbers) == at_once
+    assert list(ahead) == [number for number in range(1, 100) if number != at_once]
 
 
 @pytest.mark.parametrize("before", [0, 3, READ_AHEAD, READ_AHEAD + 5])

@@ -59,13 +59,13 @@ def test_the_mean_is_that_of_the_node() -> None:
     ("ids", "logprobs", "column"),
     [([2**31], [-1.0], "tokens"), ([1], [None], "logprobs"), (["1"], [-1.0], "tokens")],
 )
-@pytest.mark.parametrize("in_lists", [False, True])
+@pytest.mark.parametrize("is_listed", [False, True])
 def test_what_no_column_can_hold_is_refused_by_name(
-    ids: list[int], logprobs: list[float], column: str, in_lists: bool
+    ids: list[int], logprobs: list[float], column: str, is_listed: bool
 ) -> None:
     node = tracked(RowPart(RowPart(None, [1, 2]), ids, logprobs))
     with pytest.raises(OutputError, match=f"a row of sample s cannot be stored: its {column}: "):
-        ROLLOUTS.packed(node.node if in_lists else node)
+        ROLLOUTS.packed(node.node if is_listed else node)
 
 
 def test_both_packings_count_the_same_positions() -> None:
