@@ -253,14 +253,15 @@ def assert_rows_are_what_was_on_the_wire(rows: Sequence[Row], exchanges: Iterabl
         candidates = waiting[prompt, sampled]
         assert candidates, f"{name}: no reply has these {len(sampled)} tokens for a prompt of these {start} tokens"
         logprobs = row["logprobs"][start:]
-        match = next((choice for choice in candidates if _same_logprobs(choice.logprobs, logprobs)), None)
+        match = next((choice for choice in candidates if same_logprobs(choice.logprobs, logprobs)), None)
         assert match is not None, f"{name}: recorded {logprobs}, the reply has {[c.logprobs for c in candidates]}"
         candidates.remove(match)
     left = [choice for choices in waiting.values() for choice in choices if choice.prompt in prompts]
     assert not left, f"{len(left)} sampled choices were not recorded, the first one: {left[0]}"
 
 
-def _same_logprobs(sent: Sequence[float | None], recorded: Sequence[float]) -> bool:
+def same_logprobs(sent: Sequence[float | None], recorded: Sequence[float]) -> bool:
+    """Those on the wire, where it has them, are those of a row, as float32 to the bit."""
     known = [(value, row) for value, row in zip(sent, recorded, strict=True) if value is not None]
     return array.array("f", [value for value, _ in known]) == array.array("f", [row for _, row in known])
 
@@ -311,15 +312,27 @@ def forward_topk(token_ids: list[int], environment: Path, report: Path) -> list[
     return positions
 
 
-def assert_true(report: Mapping[str, Any], rows: int, *, most: float, mean: float) -> None:
+MOST_NATS, MEAN_NATS = 5e-3, 5e-4
+"""By which a logprob, and all of them in the mean, may differ from the forward pass where both compute in float32.
+
+vLLM stays within 7.2e-5 and 6.2e-6. In one of dozens of runs rows whose ids, and whose logprobs on the wire, were
+those of other runs were 2.7e-3 away, 7e-5 in the mean: arithmetic that is not the recorder's. What it could do wrong (a
+neighbour's logprob, another temperature, another context) begins at 1e-2. What was sent is compared to the bit beside.
+"""
+
+
+def assert_true(report: Mapping[str, Any], rows: int, *, most: float = MOST_NATS, mean: float = MEAN_NATS) -> None:
     """All `rows` obey the rules of alignment; no logprob is further than `most` nats from the truth, nor their mean
     difference than `mean`."""
     assert report["problems"] == []
     assert len(report["rows"]) == rows > 0
     worst = max(report["rows"], key=lambda row: row["max_abs"])
+    far = [row for row in report["rows"] if row["max_abs"] > most / 10]
     print(
         f"{report['sampled']} sampled positions in {rows} rows: recorded − forward pass at most "
         f"{report['max_abs']:.2e}, mean {report['mean_abs']:.2e} nats"
     )
+    if far:
+        print(f"{len(far)} rows further than {most / 10:.0e}: {far}")
     assert report["max_abs"] <= most, f"the worst row: {worst}"
     assert report["mean_abs"] <= mean

@@ -15,7 +15,6 @@ pytestmark = pytest.mark.real_server("vllm")
 
 SAMPLES = 40
 RUN_SECONDS = 600
-MOST_NATS, MEAN_NATS = 5e-4, 5e-5
 
 
 def test_a_run_outlives_a_server_that_is_killed_and_started_again(environment, log_folder, tmp_path):
@@ -47,7 +46,7 @@ def test_a_run_outlives_a_server_that_is_killed_and_started_again(environment, l
     assert sorted(row["sample_id"] for row in rows) == [f"s{i:03d}" for i in range(SAMPLES)]
     checks.managed_cli("inspect", out, "--check")
     report = checks.forward_report(out, environment=environment, report=tmp_path / "truth.json")
-    checks.assert_true(report, len(rows), most=MOST_NATS, mean=MEAN_NATS)
+    checks.assert_true(report, len(rows))
 
 
 def _wait_for_shards(directory: Path, run: subprocess.Popen[str]) -> None:

@@ -21,7 +21,6 @@ pytestmark = pytest.mark.real_server("vllm")
 
 CHOICES = 4
 MAX_TOKENS = 64
-MOST_NATS, MEAN_NATS = 5e-4, 5e-5  # measured: at most 6.4e-5; anything larger is an alignment fault, not rounding
 
 # What an unset field would be filled with from the model's generation_config.json.
 ALWAYS_SENT = {"n", "max_tokens", "temperature", "top_p", "top_k", "min_p", "repetition_penalty", "seed"}
@@ -104,7 +103,7 @@ def test_tokens_and_logprobs_are_those_on_the_wire(recorded, name):
 def test_every_logprob_is_that_of_an_independent_forward_pass(recorded, name, environment, folder):
     run = recorded(name)
     report = checks.forward_report(run.path, environment=environment, report=folder / f"{name}.truth.json")
-    checks.assert_true(report, len(run.rows), most=MOST_NATS, mean=MEAN_NATS)
+    checks.assert_true(report, len(run.rows))
 
 
 @every_dataset
@@ -143,8 +142,8 @@ def assert_verified(report, *, rows):
     print(f"{report['compared_positions']} positions: at most {report['max_difference']:.2e} nats, {report['scorer']}")
     assert report["ok"]
     assert report["compared_rows"] == report["verified_rows"] == rows
-    assert report["max_difference"] <= MOST_NATS
-    assert report["mean_difference"] <= MEAN_NATS
+    assert report["max_difference"] <= checks.MOST_NATS
+    assert report["mean_difference"] <= checks.MEAN_NATS
     assert report["token_ratios"]["effective_sample_size"] > 0.999
 
 
@@ -211,6 +210,6 @@ def test_a_temperature_is_recorded_with_logprobs_from_before_it(vllm, environmen
     checks.managed_cli("rollout", checks.EXAMPLES / "prompts.jsonl", *sampling, *where)
     rows = checks.read_rows(out)
     report = checks.forward_report(out, environment=environment, report=tmp_path / "truth.json")
-    checks.assert_true(report, len(rows), most=MOST_NATS, mean=MEAN_NATS)
+    checks.assert_true(report, len(rows))
     metadata = json.loads(rows[0]["metadata"])
     assert "raw" in json.dumps(metadata)
