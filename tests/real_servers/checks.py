@@ -315,9 +315,9 @@ def forward_topk(token_ids: list[int], environment: Path, report: Path) -> list[
 MOST_NATS, MEAN_NATS = 5e-3, 5e-4
 """By which a logprob, and all of them in the mean, may differ from the forward pass where both compute in float32.
 
-vLLM stays within 7.2e-5 and 6.2e-6. In one of dozens of runs it was 2.7e-3, and 7e-5 in the mean, and not again with the
-same seed and as many sampled positions: the cause is not known. What the recorder could do wrong (a neighbour's logprob,
-another temperature, another context) begins at 1e-2, and what it was sent is compared to the bit beside this.
+vLLM stays within 7.2e-5 and 6.2e-6. In one of dozens of runs it was 2.7e-3, and 7e-5 in the mean, and not again with
+the same seed and as many sampled positions: the cause is not known. What the recorder could do wrong (a neighbour's
+logprob, another temperature, another context) begins at 1e-2, and what it was sent is compared to the bit beside this.
 """
 
 
