@@ -244,9 +244,7 @@ def test_the_second_prompt_is_what_the_template_gives(
 def test_what_was_sent_and_sampled_is_what_is_recorded(recorded: Recorded) -> None:
     if not recorded.exchanges:
         pytest.skip("the embedded engine has no wire to listen to; its ids are covered by the forward pass")
-    sampled: dict[tuple[tuple[int, ...], tuple[int, ...]], list[checks.WireChoice]] = {}
-    for choice in checks.wire_choices(recorded.exchanges):
-        sampled.setdefault((choice.prompt, choice.tokens), []).append(choice)
+    sampled = checks.wire_choices_by_ids(recorded.exchanges)
     for row in recorded.rows:
         for span in turns_of(row):
             prompt, answer = row["tokens"][: span["start"]], row["tokens"][span["start"] : span["end"]]

@@ -21,6 +21,7 @@ pytestmark = pytest.mark.real_server("vllm")
 
 CHOICES = 4
 MAX_TOKENS = 64
+VERIFIED_MEAN_NATS = 5e-5  # measured: 6e-6; the tolerance of `verify` bounds the largest difference
 
 # What an unset field would be filled with from the model's generation_config.json.
 ALWAYS_SENT = {"n", "max_tokens", "temperature", "top_p", "top_k", "min_p", "repetition_penalty", "seed"}
@@ -142,8 +143,7 @@ def assert_verified(report, *, rows):
     print(f"{report['compared_positions']} positions: at most {report['max_difference']:.2e} nats, {report['scorer']}")
     assert report["ok"]
     assert report["compared_rows"] == report["verified_rows"] == rows
-    assert report["max_difference"] <= checks.MOST_NATS
-    assert report["mean_difference"] <= checks.MEAN_NATS
+    assert report["mean_difference"] <= VERIFIED_MEAN_NATS
     assert report["token_ratios"]["effective_sample_size"] > 0.999
 
 
